@@ -1,0 +1,51 @@
+PYTHON ?= python3
+VENV ?= .venv
+
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+# Written last, so that an interrupted set-up starts again.
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types pytest format clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(READY) ## Run the demonstration
+	$(BIN)/bayesify demo
+
+test: lint types pytest ## Run every check
+
+lint: $(READY) ## Check style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY) ## Check types
+	$(BIN)/mypy
+
+pytest: $(READY) ## Run the tests, the doctests and the code in README.md
+	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
+
+format: $(READY) ## Fix style and formatting where that is safe
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## Remove the environment, caches and build products
+	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torchvision and timm serve tests of architectures only. --no-deps, because the tests need none
+# of torchvision's compiled operators.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info[:2] <= (3, 13) else \
+	  f"Python 3.11, 3.12 or 3.13 is needed here, found {sys.version.split()[0]}: set PYTHON=...")'
+	@echo "Setting up $(VENV) (about 3 minutes the first time)"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "[1/3] installing PyTorch"
+	@$(PIP_INSTALL) torch
+	@echo "[2/3] installing bayesify with its extras and the development tools"
+	@$(PIP_INSTALL) -e '.[dev]'
+	@echo "[3/3] installing the architectures that the tests use"
+	@$(PIP_INSTALL) --no-deps torchvision timm
+	@touch $@
