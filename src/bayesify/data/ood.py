@@ -1,0 +1,169 @@
+"""Inputs that are foreign by construction, and corruptions of increasing level.
+
+Everything random takes a ``generator``: a ``torch.Generator``, or a seed. Draws are made on the
+generator's device (the CPU for a seed), so that a seed means the same numbers on every device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import affine_grid, grid_sample
+
+__all__ = [
+    "gaussian_like",
+    "gaussian_noise",
+    "rotate",
+    "salt_and_pepper",
+    "to_scale",
+    "uniform_like",
+]
+
+Range = tuple[float, float]
+
+
+def gaussian_like(x: Tensor, *, generator: torch.Generator | int) -> Tensor:
+    """Draw Gaussian noise with the shape of ``x`` and its mean and deviation in each channel.
+
+    The channel is dimension 1; an ``x (N, D)`` has D channels. Values are not clamped.
+
+    >>> noise = gaussian_like(torch.tensor([[0.0, 4.0], [2.0, 4.0]]), generator=0)
+    >>> noise[:, 1].tolist()
+    [4.0, 4.0]
+    """
+    _check_batch(x)
+    others = [d for d in range(x.ndim) if d != 1]
+    std, mean = torch.std_mean(x, others, correction=0, keepdim=True)
+    return mean + std * _draw(torch.randn, x, x.shape, generator)
+
+
+def uniform_like(x: Tensor, *, generator: torch.Generator | int) -> Tensor:
+    """Draw uniform noise with the shape of ``x``, between its smallest and largest value.
+
+    >>> noise = uniform_like(torch.tensor([[2.0, 3.0]]), generator=0)
+    >>> bool(((noise >= 2) & (noise <= 3)).all())
+    True
+    """
+    _check_batch(x)
+    low, high = x.aminmax()
+    return low + (high - low) * _draw(torch.rand, x, x.shape, generator)
+
+
+def gaussian_noise(x: Tensor, level: float, *, generator: torch.Generator | int, scale: Range = (0.0, 1.0)) -> Tensor:
+    """Add Gaussian noise and clamp to the scale of the inputs.
+
+    Args:
+        x: ``(N, ...)`` with values on ``scale``.
+        level: standard deviation of the noise, as a share of the width of ``scale``.
+        generator: source of randomness, or a seed.
+        scale: smallest and largest possible value.
+
+    >>> gaussian_noise(torch.full((1, 2), 0.5), 0.0, generator=0)
+    tensor([[0.5000, 0.5000]])
+    """
+    _check_scale(x, scale)
+    if not 0 <= level < math.inf:
+        raise ValueError(f"the level is a standard deviation of at least 0, not {level}")
+    noise = _draw(torch.randn, x, x.shape, generator)
+    return (x + level * (scale[1] - scale[0]) * noise).clamp(*scale)
+
+
+def salt_and_pepper(x: Tensor, level: float, *, generator: torch.Generator | int, scale: Range = (0.0, 1.0)) -> Tensor:
+    """Set a share of the pixels to the smallest or largest value, all channels together.
+
+    Args:
+        x: ``(N, C, H, W)`` with values on ``scale``.
+        level: expected share of pixels that change, 0 to 1; half become black, half white.
+        generator: source of randomness, or a seed.
+        scale: smallest and largest possible value.
+
+    >>> salt_and_pepper(torch.full((1, 3, 2, 2), 0.5), 1.0, generator=0).unique()
+    tensor([0., 1.])
+    """
+    _check_images(x)
+    _check_scale(x, scale)
+    if not 0 <= level <= 1:
+        raise ValueError(f"the level is a share from 0 to 1, not {level}")
+    draw = _draw(torch.rand, x, torch.Size((len(x), 1, *x.shape[2:])), generator)
+    low, high = scale
+    return torch.where(draw < level / 2, low, torch.where(draw < level, high, x))
+
+
+def rotate(x: Tensor, degrees: float | Tensor) -> Tensor:
+    """Turn images anticlockwise about their centre, bilinearly; what comes in is 0.
+
+    Args:
+        x: ``(N, C, H, W)``.
+        degrees: one angle, or ``(N,)`` angles.
+
+    >>> rotate(torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), 90.0).round()
+    tensor([[[[2., 4.],
+              [1., 3.]]]])
+    """
+    _check_images(x)
+    angles = torch.as_tensor(degrees, dtype=x.dtype, device=x.device).deg2rad()
+    if angles.ndim > 1 or (angles.ndim == 1 and len(angles) != len(x)):
+        raise ValueError(f"give one angle or {len(x)}, not a tensor {tuple(angles.shape)}")
+    cos, sin = angles.expand(len(x)).cos(), angles.expand(len(x)).sin()
+    # affine_grid measures each axis in half its own length, so that the sides' ratio enters.
+    ratio = x.shape[2] / x.shape[3]
+    zero = torch.zeros_like(cos)
+    rows = torch.stack([cos, -sin * ratio, zero, sin / ratio, cos, zero], 1)
+    grid = affine_grid(rows.reshape(-1, 2, 3), list(x.shape), align_corners=False)
+    return grid_sample(x, grid, padding_mode="zeros", align_corners=False)
+
+
+def to_scale(x: Tensor, low: float, high: float, *, source: Range | None = None) -> Tensor:
+    """Map values linearly so that the range ``source`` becomes ``low`` to ``high``.
+
+    Args:
+        x: any shape.
+        low: what the lower end of ``source`` becomes.
+        high: what its upper end becomes.
+        source: by default 0 to 255 for uint8, otherwise the smallest and largest value of ``x``.
+
+    >>> to_scale(torch.tensor([0, 51, 255], dtype=torch.uint8), -1.0, 1.0)
+    tensor([-1.0000, -0.6000,  1.0000])
+    """
+    if source is None:
+        source = (0.0, 255.0) if x.dtype == torch.uint8 else (float(x.min()), float(x.max()))
+    if not source[0] < source[1]:
+        raise ValueError(f"the source range {source} is empty: give that of the data as source")
+    wide = x if x.is_floating_point() else x.float()
+    return low + (wide - source[0]) * ((high - low) / (source[1] - source[0]))
+
+
+def _draw(kind: Callable[..., Tensor], x: Tensor, shape: torch.Size, generator: torch.Generator | int) -> Tensor:
+    if isinstance(generator, int):
+        generator = torch.Generator().manual_seed(generator)
+    draw = kind(shape, generator=generator, dtype=x.dtype, device=generator.device)
+    return draw.to(x.device)
+
+
+def _check_batch(x: Tensor) -> None:
+    if not x.is_floating_point() or x.ndim < 2 or not x.numel():
+        raise ValueError(
+            f"expected a floating-point batch (N, ...), got {tuple(x.shape)} {x.dtype}; "
+            "to_scale turns uint8 into floats"
+        )
+
+
+def _check_images(x: Tensor) -> None:
+    _check_batch(x)
+    if x.ndim != 4:
+        raise ValueError(f"expected images (N, C, H, W), got {tuple(x.shape)}")
+
+
+def _check_scale(x: Tensor, scale: Range) -> None:
+    _check_batch(x)
+    low, high = (float(v) for v in x.aminmax())
+    # `not (...)` also refuses NaN. The slack is for rounding of normalised inputs.
+    slack = 1e-4 * (scale[1] - scale[0])
+    if not (scale[0] - slack <= low and high <= scale[1] + slack):
+        raise ValueError(
+            f"values go from {low:.4g} to {high:.4g}, outside the scale {scale}: "
+            "pass the scale of these inputs, or corrupt before normalising"
+        )
