@@ -1,0 +1,57 @@
+"""CIFAR-10 as every experiment here uses it: pretrained ResNets, one split, one set of foreign images.
+
+The pretrained networks saw all 50,000 training images. What is tuned after training uses the first 2,000 test images;
+results are reported on the last 8,000.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate, pad
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from bayesify.data import load
+from experiments.networks import cifar_inputs
+
+__all__ = ["AugmentedImages", "foreign_loaders", "loaders"]
+
+
+class AugmentedImages(Dataset[tuple[Tensor, Tensor]]):
+    """Training images, shifted by up to four pixels and mirrored at random."""
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        """Keep normalised images (N, 3, 32, 32), padded once."""
+        self.images = pad(images, (4, 4, 4, 4))
+        self.labels = labels
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return one image, changed anew each time."""
+        top, left, mirror = (int(torch.randint(high, ())) for high in (9, 9, 2))
+        image = self.images[index, :, top : top + 32, left : left + 32]
+        return (image.flip(-1) if mirror else image), self.labels[index]
+
+
+def loaders(batch_size: int = 128) -> tuple[DataLoader, DataLoader, DataLoader]:
+    """Return loaders of augmented training images, of validation images and of test images."""
+    train, val, test = (load("cifar10", split) for split in ("train", "val", "test"))
+    augmented = AugmentedImages(cifar_inputs(train.inputs), train.targets)
+    return (
+        DataLoader(augmented, batch_size, shuffle=True, drop_last=True),
+        DataLoader(TensorDataset(cifar_inputs(val.inputs), val.targets), 256),
+        DataLoader(TensorDataset(cifar_inputs(test.inputs), test.targets), 256),
+    )
+
+
+def foreign_loaders(number: int = 2000) -> dict[str, DataLoader]:
+    """Return images of clothes and of letters on the scale of CIFAR's inputs."""
+    found = {}
+    for name in ("fashion-mnist", "notmnist"):
+        images = load(name, "test").inputs[:number]
+        colour = interpolate(images, size=32, mode="bilinear", antialias=True).expand(-1, 3, -1, -1)
+        found[name] = DataLoader(TensorDataset(cifar_inputs(colour.clamp(0, 1))), 256)
+    return found

@@ -1,0 +1,43 @@
+"""Make a trained PyTorch network Bayesian, and turn its uncertainty into decisions."""
+
+from bayesify import data, decide, measure
+from bayesify.calibrate import calibrate
+from bayesify.convert import convert
+from bayesify.fit import History, fit
+from bayesify.likelihoods import Bernoulli, Categorical, Custom, Gaussian, Likelihood
+from bayesify.methods import MAP, SWAG, DeepEnsemble, MCDropout, Method, ensemble, methods
+from bayesify.posteriors import Posterior
+from bayesify.predict import predict
+from bayesify.prediction import ClassificationPrediction, Prediction, RegressionPrediction
+from bayesify.storage import load, save
+
+__all__ = [
+    "MAP",
+    "SWAG",
+    "Bernoulli",
+    "Categorical",
+    "ClassificationPrediction",
+    "Custom",
+    "DeepEnsemble",
+    "Gaussian",
+    "History",
+    "Likelihood",
+    "MCDropout",
+    "Method",
+    "Posterior",
+    "Prediction",
+    "RegressionPrediction",
+    "calibrate",
+    "convert",
+    "data",
+    "decide",
+    "ensemble",
+    "fit",
+    "load",
+    "measure",
+    "methods",
+    "predict",
+    "save",
+]
+
+__version__ = "0.1.0"

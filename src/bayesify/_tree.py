@@ -1,0 +1,158 @@
+"""Batches of any structure: the one place that knows what inputs and outputs may look like.
+
+A batch is a tensor, a tuple, or a mapping (a HuggingFace batch is one). The rest of the library never
+looks inside: it calls these functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = [
+    "TARGET_KEYS",
+    "batch_rows",
+    "call",
+    "map_tensors",
+    "output_tensor",
+    "repeat_rows",
+    "slice_rows",
+    "split_batch",
+    "to_device",
+]
+
+TARGET_KEYS = ("labels", "label", "targets", "target", "y")
+
+
+def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
+    """Apply a function to every tensor of a nested structure and keep the structure.
+
+    >>> map_tensors(lambda t: t.shape[0], {"a": torch.zeros(2, 3), "b": (torch.zeros(4), "text")})
+    {'a': 2, 'b': (4, 'text')}
+    """
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, Mapping):
+        return {key: map_tensors(function, value) for key, value in tree.items()}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):  # a named tuple
+        return type(tree)(*(map_tensors(function, value) for value in tree))
+    if isinstance(tree, list | tuple):
+        return type(tree)(map_tensors(function, value) for value in tree)
+    return tree
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    map_tensors(found.append, tree)
+    return found
+
+
+def to_device(tree: Any, device: torch.device) -> Any:
+    """Move every tensor of a batch; pinned memory is copied without waiting."""
+    return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), tree)
+
+
+def batch_rows(inputs: Any) -> int:
+    """Return the number of examples: the first dimension of the first tensor."""
+    for tensor in _tensors(inputs):
+        if tensor.ndim > 0:
+            return tensor.shape[0]
+    raise ValueError(
+        "The inputs hold no tensor with a batch dimension, so the number of examples is unknown. "
+        "Pass a tensor (B, ...), a tuple of tensors, or a mapping of names to tensors."
+    )
+
+
+def slice_rows(inputs: Any, start: int, stop: int) -> Any:
+    """Take examples start to stop; tensors without the batch dimension are passed on as they are."""
+    rows = batch_rows(inputs)
+    return map_tensors(
+        lambda t: t[start:stop] if t.ndim > 0 and t.shape[0] == rows else t,
+        inputs,
+    )
+
+
+def repeat_rows(inputs: Any, times: int) -> Any:
+    """Repeat the whole batch: rows x0, x1, ..., x0, x1, ... (draw-major)."""
+    rows = batch_rows(inputs)
+    return map_tensors(
+        lambda t: t.repeat(times, *(1,) * (t.ndim - 1)) if t.ndim > 0 and t.shape[0] == rows else t,
+        inputs,
+    )
+
+
+def split_batch(batch: Any) -> tuple[Any, Any]:
+    """Split a training batch into inputs and targets.
+
+    A pair `(x, y)`; a longer tuple `(x1, x2, y)`, whose last entry is the target; a mapping with one of the
+    keys `labels, label, targets, target, y`, whose other entries are the inputs by name.
+
+    >>> split_batch({"input_ids": 1, "labels": 2})
+    ({'input_ids': 1}, 2)
+    """
+    if isinstance(batch, Mapping):
+        for key in TARGET_KEYS:
+            if key in batch:
+                return {k: v for k, v in batch.items() if k != key}, batch[key]
+        raise ValueError(
+            f"The batch has the keys {sorted(map(str, batch))} and none of {list(TARGET_KEYS)}, so its targets "
+            "are unknown. Rename the target's key, or make the loader give (inputs, targets)."
+        )
+    if isinstance(batch, list | tuple) and len(batch) >= 2:
+        inputs = batch[0] if len(batch) == 2 else tuple(batch[:-1])
+        return inputs, batch[-1]
+    raise ValueError(
+        f"A training batch must be (inputs, targets) or a mapping with a target key, but it is {_describe(batch)}. "
+        "Wrap the data in a TensorDataset(inputs, targets) or pass a collate function."
+    )
+
+
+def call(module: nn.Module | Callable[..., Any], inputs: Any) -> Any:
+    """Call a network on inputs: `f(x)`, `f(*xs)` for a tuple, `f(**xs)` for a mapping."""
+    if isinstance(inputs, Mapping):
+        return module(**inputs)
+    if isinstance(inputs, list | tuple):
+        return module(*inputs)
+    return module(inputs)
+
+
+def output_tensor(output: Any, key: str | int | None = None) -> Tensor:
+    """Find the tensor of logits or means in a network's output.
+
+    A tensor is itself; a mapping or `ModelOutput` gives `logits`, or its only entry; a tuple gives its first
+    entry. `key` names another entry.
+
+    >>> output_tensor((torch.ones(1), None))
+    tensor([1.])
+    """
+    if isinstance(output, Tensor):
+        return output
+    found: Any = None
+    if key is not None:
+        try:
+            found = output[key]
+        except (KeyError, IndexError, TypeError) as error:
+            raise ValueError(f"The network's output has no entry {key!r}: it is {_describe(output)}.") from error
+    elif isinstance(output, Mapping):
+        found = output.get("logits")
+        if found is None and len(output) == 1:
+            found = next(iter(output.values()))
+    elif isinstance(output, list | tuple) and output:
+        found = output[0]
+    if isinstance(found, Tensor):
+        return found
+    raise ValueError(
+        f"The network's output is {_describe(output)}, and which entry holds the logits or means is unknown. "
+        "Name it: posterior.output_key = 'the name' (or its position)."
+    )
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__} with the keys {sorted(map(str, value))}"
+    if isinstance(value, list | tuple):
+        return f"a {type(value).__name__} of {len(value)} entries"
+    return f"a {type(value).__name__}"

@@ -1,0 +1,69 @@
+"""From parsed arguments to the objects that commands work with."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from bayesify import storage
+from bayesify.cli._common import JobError, UsageError
+from bayesify.cli._comparison import Made, Task, fit_method
+from bayesify.cli._data import foreign_sets, load_split, make_loader
+from bayesify.cli._network import load_network
+from bayesify.cli._settings import make_method
+
+__all__ = ["make_task", "network_of", "one_posterior", "split_of"]
+
+
+def network_of(args: argparse.Namespace) -> nn.Module:
+    """Load the network that the arguments name."""
+    return load_network(args.model, args.model_arg, args.weights, args.device)
+
+
+def split_of(args: argparse.Namespace, split: str) -> Dataset[Any]:
+    """Load a split that must be there."""
+    found = load_split(args.data, split, normalise=args.normalise)
+    if found is None:
+        raise JobError(f"{args.data} has no {split!r} split. Give --data as a package.module:function that makes one.")
+    return found
+
+
+def make_task(args: argparse.Namespace, network: nn.Module, *, learns: bool) -> Task:
+    """Load the data that the arguments name; `learns` says whether training data are needed."""
+
+    def loader(split: str, *, shuffle: bool = False) -> DataLoader[Any]:
+        return make_loader(split_of(args, split), args.batch_size, shuffle=shuffle)
+
+    test = split_of(args, args.split)
+    foreign = foreign_sets(getattr(args, "foreign", []), test, normalise=args.normalise)
+    checkpoint = getattr(args, "checkpoint", None)
+    return Task(
+        network=network,
+        test=make_loader(test, args.batch_size),
+        train=loader("train", shuffle=True) if learns else None,
+        val=loader("val") if getattr(args, "calibrate", False) else None,
+        foreign={name: make_loader(data, args.batch_size) for name, data in foreign.items()},
+        likelihood=getattr(args, "likelihood", "classification"),
+        epochs=getattr(args, "epochs", None),
+        checkpoint=None if checkpoint is None else Path(checkpoint),
+        predicting={"num_samples": args.num_samples, "how": args.how},
+        score=getattr(args, "score", "total"),
+        seed=args.seed,
+        progress=not args.quiet,
+    )
+
+
+def one_posterior(args: argparse.Namespace) -> tuple[Task, Made]:
+    """Load a saved posterior, or make one from a method."""
+    if (args.posterior is None) == (args.method is None):
+        raise UsageError("give either --posterior DIR, or --method NAME to make one now")
+    network = network_of(args)
+    if args.posterior is not None:
+        return make_task(args, network, learns=False), Made(storage.load(args.posterior, network), None)
+    method = make_method(args.method, args.set)
+    task = make_task(args, network, learns=bool(method.epochs if args.epochs is None else args.epochs))
+    return task, fit_method(task, method)

@@ -1,0 +1,129 @@
+"""The user's network, from a factory and a file of weights; and objects by their name in general."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesify._files import read_tensors
+from bayesify.cli._common import JobError, UsageError
+from bayesify.cli._settings import parse_arguments
+
+__all__ = ["find_object", "load_network", "load_weights"]
+
+
+def find_object(spec: str, option: str) -> Any:
+    """Import `package.module:name`; the present folder counts as importable.
+
+    >>> find_object("math:sqrt", "--model")(4.0)
+    2.0
+    """
+    module_name, colon, path = spec.partition(":")
+    if not (module_name and colon and path):
+        raise UsageError(
+            f"{option} {spec!r} is not of the form package.module:name, as in my_project.models:make_network"
+        )
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
+            raise UsageError(
+                f"{option}: there is no module {error.name!r} in {folder} or among the installed packages; go to the "
+                "folder that holds it, or install it"
+            ) from error
+        raise JobError(f"Importing {module_name} failed: {error}.") from error
+    except Exception as error:
+        raise JobError(f"Importing {module_name} failed: {type(error).__name__}: {error}") from error
+    for part in path.split("."):
+        if not hasattr(found, part):
+            there = [name for name, value in vars(found).items() if callable(value) and not name.startswith("_")]
+            raise UsageError(
+                f"{option}: {module_name} has no {path!r}; it has {', '.join(there[:20]) or 'no functions'}"
+            )
+        found = getattr(found, part)
+    return found
+
+
+def load_network(model: str, arguments: list[str], weights: str | None, device: str) -> nn.Module:
+    """Make the network, give it its weights, and put it in evaluation mode."""
+    factory = find_object(model, "--model")
+    if not callable(factory):
+        raise UsageError(
+            f"--model: {model} is a {type(factory).__name__}; give a function or class that makes the network"
+        )
+    values = parse_arguments(arguments, "--model-arg")
+    try:
+        network = factory(**values)
+    except Exception as error:
+        raise JobError(
+            f"{model} failed: {type(error).__name__}: {error}. Arguments are given with --model-arg KEY=VALUE."
+        ) from error
+    if not isinstance(network, nn.Module):
+        raise JobError(f"{model} returned a {type(network).__name__} where a torch.nn.Module is needed.")
+    if weights is not None:
+        load_weights(network, Path(weights))
+    try:
+        return network.to(device).eval()
+    except (RuntimeError, AssertionError) as error:
+        raise JobError(f"The network cannot go to the device {device!r}: {error}") from error
+
+
+def load_weights(network: nn.Module, path: Path) -> None:
+    """Put the weights of a file into a network; no code of the file is run."""
+    if path.suffix == ".safetensors":
+        state, _ = read_tensors(path)
+    elif path.suffix in (".pt", ".pth"):
+        state = _read_torch(path)
+    else:
+        raise UsageError(f"--weights {path}: the name must end in .safetensors, .pt or .pth")
+    try:
+        network.load_state_dict(state)
+    except RuntimeError as error:
+        raise JobError(f"{path} does not fit the network of --model: {_mismatch(network, state)}") from error
+
+
+def _read_torch(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise JobError(f"There is no file {path}.")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise JobError(
+            f"{path} holds more than tensors, and reading it could run code. Where you trust it, save the weights "
+            "alone: safetensors.torch.save_file(network.state_dict(), 'weights.safetensors')."
+        ) from error
+    except Exception as error:  # bytes that are no pickle fail in any way they like
+        raise JobError(f"{path} is damaged or not a file of weights ({type(error).__name__}: {error}).") from error
+    inner = content.get("state_dict") if isinstance(content, dict) else None
+    state = inner if isinstance(inner, dict) else content
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise JobError(f"{path} holds no state dict. Save network.state_dict() alone.")
+    return state
+
+
+def _mismatch(network: nn.Module, state: dict[str, Tensor]) -> str:
+    needed = network.state_dict()
+    missing = [name for name in needed if name not in state]
+    extra = [name for name in state if name not in needed]
+    shapes = [
+        f"{name} is {tuple(state[name].shape)} instead of {tuple(needed[name].shape)}"
+        for name in needed
+        if name in state and state[name].shape != needed[name].shape
+    ]
+    parts = [f"it lacks {_few(missing)}"] * bool(missing) + [f"it has unknown {_few(extra)}"] * bool(extra)
+    parts += [_few(shapes)] * bool(shapes)
+    return "; ".join(parts) + "."
+
+
+def _few(names: list[str], most: int = 4) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

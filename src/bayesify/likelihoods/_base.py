@@ -1,0 +1,133 @@
+"""What a likelihood is: the meaning of a network's outputs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from bayesify._tree import output_tensor
+from bayesify.prediction import Prediction
+
+__all__ = ["Likelihood", "Stream", "as_likelihood", "likelihood_from_dict"]
+
+_KINDS: dict[str, type[Likelihood]] = {}
+
+
+class Stream(ABC):
+    """Collects draws one group at a time; memory does not grow with their number."""
+
+    @abstractmethod
+    def add(self, outputs: Tensor) -> None:
+        """Add outputs of some draws, (S, B, ...)."""
+
+    @abstractmethod
+    def result(self) -> Prediction:
+        """Return the prediction that all draws together make."""
+
+
+class Likelihood(nn.Module, ABC):
+    """The distribution of a target given the network's output.
+
+    A module, since noise may be learned and calibration is kept here: `temperature`-like buffers act on
+    predictions only, never on the loss.
+    """
+
+    kind: ClassVar[str]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Register the kind for configuration files."""
+        super().__init_subclass__(**kwargs)
+        if "kind" in cls.__dict__:
+            _KINDS[cls.kind] = cls
+
+    @abstractmethod
+    def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return ln p(target | output) per example and position, (B, ...); ignored positions are NaN-free zeros."""
+
+    @abstractmethod
+    def stream(self, *, keep_samples: bool = False) -> Stream:
+        """Return a collector that turns outputs of draws into a prediction."""
+
+    @abstractmethod
+    def from_moments(self, mean: Tensor, variance: Tensor) -> Prediction:
+        """Return the prediction of Gaussian outputs with the given mean and variance, (B, ...)."""
+
+    def from_samples(self, outputs: Tensor, *, keep_samples: bool = False) -> Prediction:
+        """Return the prediction that outputs of draws, (S, B, ...), make together."""
+        stream = self.stream(keep_samples=keep_samples)
+        stream.add(outputs)
+        return stream.result()
+
+    def weight(self, target: Tensor) -> Tensor | None:
+        """Return a mask of the positions that count, (B, ...), or None when all do."""
+        del target
+        return None
+
+    def nll(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the mean negative log-likelihood, in nats per position that counts."""
+        self.check(output, target)
+        log_prob = self.log_prob(output, target)
+        weight = self.weight(target)
+        if weight is None:
+            return -log_prob.mean()
+        return -(log_prob * weight).sum() / weight.sum().clamp_min(1)
+
+    def calibrate(self, batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, float]:
+        """Fit the calibration to batches of draws' outputs (S, B, ...) and targets; return the NLL before and after."""
+        raise ValueError(f"{type(self).__name__} has nothing to calibrate.")
+
+    def check(self, output: Tensor, target: Tensor) -> None:
+        """Raise, with a sentence, where output and target do not fit."""
+
+    def read(self, output: Any, key: str | int | None) -> Tensor:
+        """Find this likelihood's tensor in a structured output."""
+        return output_tensor(output, key)
+
+    def correct(self, output: Tensor, target: Tensor) -> Tensor | None:
+        """Return which predictions are right, (B, ...), for likelihoods that know such a thing."""
+        del output, target
+        return None
+
+    def config(self) -> dict[str, Any]:
+        """Return the constructor's arguments, for configuration files."""
+        return {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the configuration as plain values."""
+        return {"kind": self.kind, **self.config()}
+
+
+_NAMES = {"classification": "categorical", "binary": "bernoulli", "regression": "gaussian"}
+
+
+def as_likelihood(likelihood: str | Likelihood) -> Likelihood:
+    """Return a likelihood for its name.
+
+    Names are classification, binary and regression, or a kind's own name.
+
+    >>> as_likelihood("regression")
+    Gaussian(noise_std=learned)
+    """
+    if isinstance(likelihood, Likelihood):
+        return likelihood
+    kind = _NAMES.get(likelihood, likelihood)
+    if kind not in _KINDS or kind == "custom":
+        raise ValueError(
+            f"There is no likelihood {likelihood!r}. Give one of {sorted(_NAMES)}, or a Likelihood object."
+        )
+    return _KINDS[kind]()
+
+
+def likelihood_from_dict(values: dict[str, Any]) -> Likelihood:
+    """Rebuild a likelihood from its configuration."""
+    kind = values.get("kind")
+    if kind not in _KINDS:
+        raise ValueError(f"The file names a likelihood {kind!r}, which is unknown here; known: {sorted(_KINDS)}.")
+    settings = {key: value for key, value in values.items() if key != "kind"}
+    try:
+        return _KINDS[kind](**settings)
+    except TypeError as error:
+        raise ValueError(f"The file's likelihood {kind!r} has settings that do not fit it: {error}.") from error

@@ -1,0 +1,231 @@
+"""One of C classes per example, pixel or token."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from bayesify._math import at_least_float32, entropy, minimise
+from bayesify.likelihoods._base import Likelihood, Stream
+from bayesify.prediction import ClassificationPrediction
+
+__all__ = ["Categorical", "fit_temperature"]
+
+
+class Categorical(Likelihood):
+    """Classes, from logits: p(y = c) = softmax(logits)_c.
+
+    Dense outputs are (B, C, H, W) for images and (B, T, C) for tokens, as torch's and transformers' networks
+    return them; `class_dim` says otherwise. Predictions have the class dimension last.
+
+    Args:
+        class_dim: The dimension of the classes; None takes the last of two or three, and dimension 1 of more.
+        ignore_index: The label of positions that do not count.
+    """
+
+    kind = "categorical"
+    temperature: Tensor
+
+    def __init__(self, *, class_dim: int | None = None, ignore_index: int = -100) -> None:
+        super().__init__()
+        self.class_dim = class_dim
+        self.ignore_index = ignore_index
+        self.register_buffer("temperature", torch.ones(()))
+
+    def config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        return {"class_dim": self.class_dim, "ignore_index": self.ignore_index}
+
+    def classes_last(self, output: Tensor, *, lead: int = 1) -> Tensor:
+        """Move the class dimension to the end, in at least float32; `lead` dimensions come before the event."""
+        ndim = output.ndim - lead + 1
+        dim = self.class_dim if self.class_dim is not None else (-1 if ndim <= 3 else 1)
+        return at_least_float32(output.movedim(dim if dim < 0 else dim + lead - 1, -1))
+
+    def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return ln softmax(logits)_target, (B, ...)."""
+        log_probs = functional.log_softmax(self.classes_last(output), dim=-1)
+        counted = self._counted(target)
+        picked = log_probs.gather(-1, target.long().where(counted, 0)[..., None])[..., 0]
+        return picked.where(counted, 0)
+
+    def weight(self, target: Tensor) -> Tensor:
+        """Return which positions count."""
+        return self._counted(target).float()
+
+    def _counted(self, target: Tensor) -> Tensor:
+        return target.long() != self.ignore_index  # bytes would take 156 for -100
+
+    def correct(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return where the most probable class is the target."""
+        return self.classes_last(output).argmax(-1) == target
+
+    def check(self, output: Tensor, target: Tensor) -> None:
+        """Raise where logits and labels do not fit.
+
+        Values of labels are checked only where that needs no wait for a device.
+        """
+        if output.ndim < 2:
+            raise ValueError(
+                f"The network's output has the shape {tuple(output.shape)}; classification needs logits (B, C). For a "
+                "single logit per example use likelihood='binary'; for numbers use likelihood='regression'."
+            )
+        logits = self.classes_last(output)
+        if target.is_floating_point():
+            raise ValueError(
+                f"The targets are {target.dtype}; classification needs integer labels. For numbers use "
+                "likelihood='regression'."
+            )
+        if logits.shape[:-1] != target.shape:
+            raise ValueError(
+                f"Logits of shape {tuple(output.shape)} do not fit targets of shape {tuple(target.shape)}: targets "
+                f"must be {tuple(logits.shape[:-1])}. A network with other outputs needs another likelihood or "
+                "class_dim."
+            )
+        if target.device.type == "cpu" and target.numel():
+            counted = target[self._counted(target)]
+            low, high = (int(counted.min()), int(counted.max())) if counted.numel() else (0, 0)
+            if low < 0 or high >= logits.shape[-1]:
+                raise ValueError(
+                    f"Labels run from {low} to {high}, but the network has {logits.shape[-1]} outputs, so labels must "
+                    f"be 0 to {logits.shape[-1] - 1} (or ignore_index = {self.ignore_index}). For yes or no from a "
+                    "single logit use likelihood='binary'."
+                )
+
+    @torch.no_grad()
+    def calibrate(self, batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, float]:
+        """Fit the temperature T: minimise -mean ln (1/S) sum_s softmax(logits_s / T)_target (Guo et al. 2017)."""
+        logits = torch.cat([self.classes_last(o, lead=2)[:, self._counted(t)] for o, t in batches], dim=1)
+        labels = torch.cat([t[self._counted(t)] for _, t in batches]).long()
+        if labels.numel() == 0:
+            raise ValueError("There is no label to calibrate on: every target is ignore_index.")
+        return fit_temperature(self.temperature, logits, labels)
+
+    def stream(self, *, keep_samples: bool = False) -> _CategoricalStream:
+        """Return a collector of draws."""
+        return _CategoricalStream(self, keep_samples)
+
+    def from_moments(
+        self, mean: Tensor, variance: Tensor, *, num_samples: int | None = None, seed: int = 0
+    ) -> ClassificationPrediction:
+        """Return the prediction of Gaussian logits.
+
+        Without `num_samples`: the probit approximation on centred logits,
+        p = softmax(m_c / sqrt(1 + pi v_c / 8)) (MacKay 1992), whose epistemic part is what it adds to the entropy
+        of the mean network. With it: that many draws of the C-dimensional Gaussian.
+        """
+        mean, variance = self.classes_last(mean), self.classes_last(variance)
+        if num_samples is not None:
+            if num_samples < 1:
+                raise ValueError(f"num_samples must be at least 1, but it is {num_samples}.")
+            generator = torch.Generator(device=mean.device).manual_seed(seed)
+            stream = _CategoricalStream(Categorical(class_dim=-1), keep_samples=False)
+            scale = variance.sqrt()
+            for _ in range(num_samples):
+                noise = torch.empty_like(mean).normal_(generator=generator)
+                stream.add((mean + scale * noise)[None] / self.temperature)
+            return stream.result()
+        centred = (mean - mean.mean(-1, keepdim=True)) / self.temperature
+        variance = variance / self.temperature**2
+        centred_variance = _centred_variance(variance)
+        log_probs = functional.log_softmax(centred / (1 + torch.pi / 8 * centred_variance).sqrt(), dim=-1)
+        aleatoric = entropy(functional.log_softmax(centred, dim=-1))
+        probs = log_probs.exp()
+        return ClassificationPrediction(
+            log_probs=log_probs,
+            aleatoric=torch.minimum(aleatoric, entropy(log_probs)),
+            epistemic=(entropy(log_probs) - aleatoric).clamp_min(0),
+            variation_ratio=torch.zeros_like(aleatoric),
+            # First order: p changes by J l, J = diag p - p p', so its variance is sum_c (J diag(v) J')_cc. Since
+            # p.p <= 1 for every draw, it cannot be above 1 - pbar.pbar.
+            model_variance=torch.minimum(_softmax_variance(probs, variance), 1 - (probs**2).sum(-1)),
+            logits_mean=centred,
+            logits_variance=centred_variance,
+        )
+
+
+def fit_temperature(temperature: Tensor, logits: Tensor, labels: Tensor) -> tuple[float, float]:
+    """Set a temperature to the best for logits (S, N, C), never worse than it is; return the NLL before and after."""
+    if not bool(logits.amax(-1).isfinite().all()):  # -inf is a class that is ruled out
+        raise ValueError("The draws' logits are not finite, so there is nothing to calibrate. Fit the posterior again.")
+
+    def loss(log_temperature: float) -> float:
+        picked = torch.stack([_picked(draw.double() / math.exp(log_temperature), labels) for draw in logits])
+        return math.log(len(picked)) - picked.logsumexp(0).mean().item()
+
+    start = math.log(temperature.item())
+    best, value = minimise(loss, -4.0, 4.0, start=start)
+    temperature.fill_(math.exp(best))
+    return loss(start), value
+
+
+def _picked(logits: Tensor, labels: Tensor) -> Tensor:
+    return functional.log_softmax(logits, dim=-1).gather(-1, labels[:, None])[:, 0]
+
+
+def _centred_variance(variance: Tensor) -> Tensor:
+    """Return the variances of independent logits after their mean over classes is taken off."""
+    classes = variance.shape[-1]
+    return variance * (1 - 2 / classes) + variance.sum(-1, keepdim=True) / classes**2
+
+
+def _softmax_variance(probs: Tensor, variance: Tensor) -> Tensor:
+    inner = (probs**2 * variance).sum(-1, keepdim=True)
+    return (probs**2 * (variance * (1 - 2 * probs) + inner)).sum(-1)
+
+
+class _CategoricalStream(Stream):
+    def __init__(self, likelihood: Categorical, keep_samples: bool) -> None:
+        self.likelihood = likelihood
+        self.samples: list[Tensor] | None = [] if keep_samples else None
+        self.count = 0
+
+    def add(self, outputs: Tensor) -> None:
+        logits = self.likelihood.classes_last(outputs, lead=2) / self.likelihood.temperature
+        log_probs = functional.log_softmax(logits, dim=-1)
+        probs = log_probs.exp()
+        logits = logits - logits.mean(-1, keepdim=True)
+        log_sum = log_probs.logsumexp(0)
+        entropies = entropy(log_probs).sum(0)
+        squares = (probs**2).sum((0, -1))
+        winners = log_probs.argmax(-1).movedim(0, -1)
+        votes = torch.zeros_like(log_sum).scatter_add_(-1, winners, torch.ones_like(winners, dtype=log_sum.dtype))
+        number = outputs.shape[0]
+        mean = logits.mean(0)
+        spread = ((logits - mean) ** 2).sum(0)
+        if self.samples is not None:
+            self.samples.append(probs)
+        if self.count == 0:
+            self.log_sum, self.entropies, self.squares, self.votes = log_sum, entropies, squares, votes
+            self.mean, self.spread = mean, spread
+        else:
+            self.log_sum = torch.logaddexp(self.log_sum, log_sum)
+            self.entropies = self.entropies + entropies
+            self.squares = self.squares + squares
+            self.votes = self.votes + votes
+            # Chan's update of mean and sum of squared deviations, exact for groups of any size.
+            step = mean - self.mean
+            total = self.count + number
+            self.mean = self.mean + step * (number / total)
+            self.spread = self.spread + spread + step**2 * (self.count * number / total)
+        self.count += number
+
+    def result(self) -> ClassificationPrediction:
+        count = self.count
+        log_probs = self.log_sum - math.log(count)
+        aleatoric = self.entropies / count
+        return ClassificationPrediction(
+            log_probs=log_probs,
+            aleatoric=aleatoric,
+            epistemic=(entropy(log_probs) - aleatoric).clamp_min(0),
+            variation_ratio=1 - self.votes.amax(-1) / count,
+            model_variance=(self.squares / count - (log_probs.exp() ** 2).sum(-1)).clamp_min(0),
+            logits_mean=self.mean,
+            logits_variance=self.spread / count,
+            samples=None if self.samples is None else torch.cat(self.samples),
+        )

@@ -1,0 +1,21 @@
+"""How a posterior is built and learned: one file for each method."""
+
+from bayesify.methods._base import Method, Stage, as_method, method_from_dict, methods, register
+from bayesify.methods._deep_ensemble import DeepEnsemble, ensemble
+from bayesify.methods._map import MAP
+from bayesify.methods._mc_dropout import MCDropout
+from bayesify.methods._swag import SWAG
+
+__all__ = [
+    "MAP",
+    "SWAG",
+    "DeepEnsemble",
+    "MCDropout",
+    "Method",
+    "Stage",
+    "as_method",
+    "ensemble",
+    "method_from_dict",
+    "methods",
+    "register",
+]

@@ -1,0 +1,29 @@
+"""What is random: one file for each kind of posterior."""
+
+from bayesify.posteriors._base import Draw, LossTerms, Posterior, ShapeError
+from bayesify.posteriors._batch_dims import evaluation_mode
+from bayesify.posteriors._dropout import AlphaDropoutNoise, DropoutNoise, NoisePosterior
+from bayesify.posteriors._members import MembersPosterior
+from bayesify.posteriors._noise import Key, Noise
+from bayesify.posteriors._plain import PointPosterior
+from bayesify.posteriors._swag import SWAGPosterior
+from bayesify.posteriors._weights import TensorTree, owners, statistics_names
+
+__all__ = [
+    "AlphaDropoutNoise",
+    "Draw",
+    "DropoutNoise",
+    "Key",
+    "LossTerms",
+    "MembersPosterior",
+    "Noise",
+    "NoisePosterior",
+    "PointPosterior",
+    "Posterior",
+    "SWAGPosterior",
+    "ShapeError",
+    "TensorTree",
+    "evaluation_mode",
+    "owners",
+    "statistics_names",
+]

@@ -1,0 +1,252 @@
+"""The posterior: a Bayesian network as an ordinary module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from bayesify._tree import batch_rows, call, repeat_rows, split_batch
+from bayesify.likelihoods import Likelihood, as_likelihood
+from bayesify.posteriors._batch_dims import learn_batch_dims
+from bayesify.posteriors._noise import Key, Noise, ShapeError
+
+if TYPE_CHECKING:
+    from bayesify.convert import Conversion
+    from bayesify.methods import Method
+
+__all__ = ["Draw", "LossTerms", "Posterior", "ShapeError"]
+
+
+class LossTerms(dict[str, Tensor]):
+    """The terms of a loss by name, each in mean nats per example.
+
+    >>> LossTerms(nll=torch.tensor(1.0), kl=torch.tensor(0.5)).total
+    tensor(1.5000)
+    """
+
+    @property
+    def total(self) -> Tensor:
+        """Return the sum of the terms: what is minimised."""
+        return torch.stack(list(self.values())).sum()
+
+
+class Posterior(nn.Module):
+    """A distribution over functions, made from a network.
+
+    Its parameters and buffers are its whole state. `posterior(x)` is one stochastic pass, with independent noise
+    for each example where the posterior has such; `posterior.draw(seed)` is one coherent function;
+    `with posterior.mean():` has no noise. `train()` and `eval()` reach the network's own layers (batch
+    normalisation, dropout that was not converted) and never change whether the posterior is random.
+
+    Attributes:
+        network: The converted copy of the user's network.
+        method: How the posterior was built and is learned.
+        likelihood: What the network's outputs mean.
+        conversion: What was converted, what was not, and why.
+        output_key: Which entry of a structured output holds the logits or means; None finds it.
+        default_samples: How many draws a prediction takes if the caller does not say.
+    """
+
+    def __init__(self, network: nn.Module, method: Method) -> None:
+        super().__init__()
+        self.network = network
+        self.method = method
+        self.likelihood: Likelihood = as_likelihood("classification")
+        self.conversion: Conversion | None = None
+        self.output_key: str | int | None = None
+        self.default_samples = 20
+        self.origin: dict[str, str] = {}
+        self.frozen: list[str] = []
+        self.noise = Noise()
+
+    # -- passes ---------------------------------------------------------------------------------------------
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one pass in the present mode; arguments and outputs are the network's own."""
+        with self.noise.lock:
+            self._learn_batch_dims(args, kwargs)
+            with self.noise.one_pass(_rows(args, kwargs)):
+                return self._run(args, kwargs)
+
+    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        tensors = self.tensors()
+        if not tensors:
+            return self.network(*args, **kwargs)
+        return functional_call(self.network, tensors, args, dict(kwargs))
+
+    def _learn_batch_dims(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        noise = self.noise
+        if noise.keys and noise.batch_dims is None and not noise.in_pass:
+            learn_batch_dims(self.network, noise, lambda inputs: self._run(*inputs), (args, dict(kwargs)))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the network's tensors that are random, by name, for the present mode.
+
+        Empty for posteriors whose noise is in their layers.
+        """
+        return {}
+
+    def outputs(self, inputs: Any) -> Tensor:
+        """Run one pass on inputs of any structure and return the tensor of logits or means."""
+        return self.read(call(self, inputs))
+
+    def evaluate(
+        self,
+        inputs: Any,
+        keys: Sequence[Key],
+        *,
+        tiled: bool = False,
+    ) -> Tensor:
+        """Evaluate one or several draws on the same inputs.
+
+        Args:
+            inputs: B examples.
+            keys: The draws; more than one only where the posterior `folds`.
+            tiled: Repeat the inputs before the pass instead of at the first noise, which networks need that
+                join activations from before and after it.
+
+        Returns:
+            Outputs (S, B, ...).
+        """
+        rows = batch_rows(inputs)
+        noise = self.noise
+        args, kwargs = call(lambda *args, **kwargs: (args, kwargs), inputs)
+        with noise.mode(keys=tuple(keys)):
+            self._learn_batch_dims(args, kwargs)
+            if tiled:
+                args, kwargs = repeat_rows((args, kwargs), len(keys))
+            with noise.one_pass(rows, folded=tiled):
+                output = self.read(self._run(args, kwargs))
+        draws = len(keys)
+        if output.shape[0] != draws * rows:
+            raise ShapeError(
+                f"The network returned {output.shape[0]} rows for {draws} draws of {rows} examples. Its first output "
+                "dimension must be the batch."
+            )
+        return output.reshape(draws, rows, *output.shape[1:])
+
+    def reference(self, inputs: Any) -> Tensor:
+        """Return what the user's network returns, as long as nothing was learned."""
+        with self.mean():
+            return self.outputs(inputs)
+
+    def read(self, output: Any) -> Tensor:
+        """Find the tensor of logits or means in the network's output."""
+        return self.likelihood.read(output, self.output_key)
+
+    # -- modes ----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def mean(self) -> Iterator[Posterior]:
+        """Switch the noise off for a while.
+
+        The network then is the one at the posterior's mean; the mode before returns in any case.
+        """
+        self._check_mean()
+        with self.noise.mode(silent=True):
+            yield self
+
+    @contextmanager
+    def drawn(self, *keys: Key) -> Iterator[Posterior]:
+        """Fix the draws for a while: every pass is the function named by the key.
+
+        With several keys, a pass on B rows returns all draws together as (S B, ...) where
+        `folds` says that the posterior can.
+        """
+        with self.noise.mode(keys=keys):
+            yield self
+
+    def draw(self, seed: int = 0) -> Draw:
+        """Return one coherent function of the posterior.
+
+        The same seed is the same function, on every input: a function draw costs no copy of the network.
+        """
+        return Draw(self, self.keys(1, seed)[0])
+
+    def keys(self, num_samples: int | None, seed: int) -> list[Key]:
+        """Name `num_samples` draws of the posterior; None takes the posterior's own number.
+
+        Posteriors with a finite number of functions, or with components, balance them here.
+        """
+        return [Key(seed, index) for index in range(self._count(num_samples))]
+
+    def _count(self, num_samples: int | None) -> int:
+        count = self.default_samples if num_samples is None else num_samples
+        if count < 1:
+            raise ValueError(f"num_samples must be at least 1, but it is {count}.")
+        return count
+
+    def _check_mean(self) -> None:
+        """Raise where the posterior has no mean network."""
+
+    @property
+    def folds(self) -> bool:
+        """Whether several draws can be evaluated together as one larger batch."""
+        return False
+
+    def sites(self) -> set[nn.Module]:
+        """Return the modules at which randomness enters; what ran before them is the same for every draw."""
+        return {self.network}
+
+    # -- learning -------------------------------------------------------------------------------------------
+
+    def loss(self, batch: Any, *, num_data: int, likelihood: str | Likelihood | None = None) -> LossTerms:
+        """Return the loss of a batch, term by term, in mean nats per example.
+
+        Args:
+            batch: `(inputs, targets)`, or a mapping with a target key.
+            num_data: The size n of the training set; terms that belong to the whole set are divided by it.
+            likelihood: Sets the posterior's likelihood if given.
+
+        Returns:
+            The terms by name, with their sum as `.total`.
+        """
+        if num_data < 1:
+            raise ValueError(f"num_data is the number of training examples, but it is {num_data}.")
+        if likelihood is not None:
+            self.set_likelihood(likelihood)
+        inputs, targets = split_batch(batch)
+        return self.method.objective(self, inputs, targets, num_data)
+
+    def set_likelihood(self, likelihood: str | Likelihood) -> None:
+        """Say what the outputs mean; a likelihood with parameters must be set before the optimiser is made."""
+        resolved = as_likelihood(likelihood)
+        if isinstance(likelihood, str) and type(resolved) is type(self.likelihood):
+            resolved = self.likelihood  # with what it has learned
+        reference = next(iter(self.network.parameters()), None)
+        if reference is not None:
+            resolved = resolved.to(reference.device, torch.float64 if reference.dtype == torch.float64 else None)
+        self.likelihood = resolved
+
+    def extra_repr(self) -> str:
+        """Show the method."""
+        return f"method={self.method}"
+
+
+class Draw:
+    """One coherent function of a posterior: the same weights for every input it is called on."""
+
+    def __init__(self, posterior: Posterior, key: Key) -> None:
+        self.posterior = posterior
+        self.key = key
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate the function; arguments and outputs are the network's own."""
+        with self.posterior.drawn(self.key):
+            return self.posterior(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        """Show the key."""
+        return f"Draw({self.key})"
+
+
+def _rows(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+    try:
+        return batch_rows([list(args), dict(kwargs)])
+    except ValueError:
+        return 1  # inputs without tensors: nothing to fold

@@ -1,0 +1,271 @@
+"""Where every random number of a posterior comes from.
+
+A posterior and its stochastic layers share one `Noise`. A layer never asks whether it is training, predicting
+or drawing: it asks `Noise.perturb` to combine its activation with noise, and the mode decides which noise:
+
+- fresh: independent noise for every example, from torch's global generator (one stochastic pass);
+- mean: none;
+- drawn: noise that is a function of (seed, draw, layer) alone. The same draw gives the same function on every
+  input, whatever the batch, the order of calls, or how many draws are evaluated together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+__all__ = ["BatchDim", "Key", "Noise", "ShapeError", "generator_for"]
+
+Law = Literal["normal", "uniform"]
+BLOCK = 4096  # draws with little noise get it from one generator together, up to this many numbers
+
+
+class ShapeError(ValueError):
+    """A tensor does not have the batch where it must be."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """The name of one coherent function of a posterior.
+
+    Attributes:
+        seed: The seed of the set of draws.
+        index: The position of this draw in the set.
+        member: The member it belongs to, for posteriors that have members.
+    """
+
+    seed: int
+    index: int = 0
+    member: int | None = None
+
+
+def generator_for(key: Key, site: str, device: torch.device) -> torch.Generator:
+    """Return a generator whose stream depends on the draw and the site only.
+
+    The seed is a 63-bit hash of (seed, index, site), so that sites and draws are independent of the order in
+    which they are visited.
+    """
+    text = f"{key.seed}/{key.index}/{site}".encode()
+    number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+    return torch.Generator(device=device).manual_seed(number)
+
+
+@dataclass(frozen=True)
+class BatchDim:
+    """Where the batch is in the activations of a site.
+
+    Attributes:
+        dim: The dimension; None for an activation without a batch, such as an embedding of positions.
+        times: r where the dimension has r entries for each example, (B r, ...).
+    """
+
+    dim: int | None
+    times: int = 1
+
+
+class Noise:
+    """The noise of one posterior: its mode, and the random numbers of its layers.
+
+    All of it is transient: copies and pickles of a posterior start in the fresh mode. A lock is held while a
+    mode is set and during each pass, so that threads that share a posterior cannot see each other's mode.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.silent = False
+        self.keys: tuple[Key, ...] = ()
+        self.member: int | None = None
+        self.fired = False
+        self._rows = 0
+        self._folded = False
+        # Where the batch is, by site; None before the first draw. Sites that are not in it go by shape.
+        self.batch_dims: dict[str, BatchDim] | None = None
+        self._shapes: dict[str, torch.Size] | None = None
+        self._calls: Counter[str] = Counter()
+        self.layout: Any = None  # what the predictor learned about the network; only speed depends on it
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Noise:
+        """Return a new, fresh noise: modes are never copied."""
+        copy = Noise()
+        memo[id(self)] = copy
+        return copy
+
+    def __reduce__(self) -> tuple[type[Noise], tuple[()]]:
+        """Pickle as a new, fresh noise."""
+        return (Noise, ())
+
+    @contextmanager
+    def mode(self, *, silent: bool = False, keys: tuple[Key, ...] = ()) -> Iterator[None]:
+        """Set the mode for a while: silent, drawn (keys), or fresh (neither)."""
+        with self.lock:
+            before = (self.silent, self.keys)
+            self.silent, self.keys = silent, keys
+            try:
+                yield
+            finally:
+                self.silent, self.keys = before
+
+    @contextmanager
+    def of_member(self, member: int | None) -> Iterator[None]:
+        """Fix the member for a while."""
+        with self.lock:
+            before, self.member = self.member, member
+            try:
+                yield
+            finally:
+                self.member = before
+
+    @contextmanager
+    def one_pass(self, rows: int, *, folded: bool = False) -> Iterator[None]:
+        """Mark a pass over `rows` examples; `folded` says that the inputs hold every draw already.
+
+        A pass inside a pass (a posterior made of a posterior) belongs to the outer one.
+        """
+        with self.lock:
+            if self._rows:
+                yield
+                return
+            before = (self._rows, self._folded, self.fired)
+            self._rows, self._folded, self.fired = rows, folded, False
+            self._calls.clear()
+            try:
+                yield
+            finally:
+                self._rows, self._folded, self.fired = before
+
+    @property
+    def in_pass(self) -> bool:
+        """Whether a pass is under way."""
+        return self._rows > 0
+
+    @contextmanager
+    def recorded_shapes(self) -> Iterator[dict[str, torch.Size]]:
+        """Note the shapes of the activations that reach each site."""
+        with self.lock:
+            before, self._shapes = self._shapes, {}
+            try:
+                yield self._shapes
+            finally:
+                self._shapes = before
+
+    def perturb(
+        self,
+        x: Tensor,
+        combine: Callable[[Tensor, Tensor], Tensor],
+        *,
+        site: str,
+        law: Law,
+        channel_dim: int | None = None,
+    ) -> Tensor:
+        """Combine an activation with noise.
+
+        Args:
+            x: The activation, (B, ...). Also (B r, ...), as windowed attention makes, (T, B, ...), and, for one
+                draw at a time, an activation without a batch.
+            combine: `combine(x, noise)`, elementwise; the noise broadcasts against x.
+            site: The layer's name in its posterior.
+            law: Standard normal, or uniform on [0, 1).
+            channel_dim: None for noise per element, else the one dimension of x, beside the batch, along which
+                the noise varies.
+
+        Returns:
+            A tensor of x's shape; (S B, ...) where S draws are evaluated together and x held one copy.
+        """
+        # A layer that forward uses in several places has noise of its own in each.
+        self._calls[site] += 1
+        if self._calls[site] > 1:
+            site = f"{site}#{self._calls[site]}"
+        if self._shapes is not None:
+            self._shapes[site] = x.shape
+        if self.silent:
+            return x
+        self.fired = True
+        if not self.keys and channel_dim is None:
+            return combine(x, _random(list(x.shape), law, x, None))
+        if (self.batch_dims or {}).get(site) == BatchDim(None):
+            return self._perturb_without_batch(x, combine, site, law, channel_dim)
+        draws, rows = max(len(self.keys), 1), self._rows
+        batch_dim, copies = self._find_batch(x, site, draws)
+        before, after = x.shape[:batch_dim], x.shape[batch_dim + 1 :]
+        inner = x.shape[batch_dim] // (copies * rows)
+        grid = x.reshape(*before, copies, rows, inner, *after)
+        shape = [*before, 1, 1, inner, *after]
+        if channel_dim is not None:
+            channel = channel_dim % x.ndim
+            shape = [1] * len(shape)
+            shape[channel if channel < batch_dim else channel + 2] = x.shape[channel]
+        if self.keys:
+            noise = _drawn(self.keys, site, shape, law, x).movedim(0, batch_dim).flatten(batch_dim, batch_dim + 1)
+            self._folded = True
+        else:
+            shape[batch_dim + 1] = rows
+            noise = _random(shape, law, x, None)
+        return combine(grid, noise).reshape(*before, draws * rows * inner, *after)
+
+    def _perturb_without_batch(
+        self, x: Tensor, combine: Callable[[Tensor, Tensor], Tensor], site: str, law: Law, channel_dim: int | None
+    ) -> Tensor:
+        if len(self.keys) > 1:
+            raise ShapeError(f"Layer {site!r} acts on something without a batch, so draws cannot share a pass.")
+        shape = list(x.shape)
+        if channel_dim is not None:
+            shape = [size if dim == channel_dim % x.ndim else 1 for dim, size in enumerate(shape)]
+        noise = _drawn(self.keys, site, shape, law, x)[0] if self.keys else _random(shape, law, x, None)
+        return combine(x, noise)
+
+    def _find_batch(self, x: Tensor, site: str, draws: int) -> tuple[int, int]:
+        """Return the batch's dimension in an activation, and how many copies of the batch, one per draw, it holds."""
+        copies = (draws, 1) if self._folded else (1,)
+        known = (self.batch_dims or {}).get(site, BatchDim(None))
+        dims = range(min(x.ndim, 2)) if known.dim is None or known.dim >= x.ndim else [known.dim]
+        # An exact match first: a length that happens to be a multiple of the batch size is not the batch.
+        for exact in (True, False):
+            for number in copies:
+                for dim in dims:
+                    size, wanted = x.shape[dim], number * self._rows * (known.times if exact else 1)
+                    if wanted and (size == wanted if exact else size % wanted == 0):
+                        return dim, number
+        layer = site.partition("#")[0]
+        raise ShapeError(
+            f"Layer {layer!r} saw an activation of shape {tuple(x.shape)} in a batch of {self._rows} examples, and "
+            f"which of its dimensions is the batch is unknown. Exclude the layer: convert(..., exclude={layer!r})."
+        )
+
+
+def _drawn(keys: tuple[Key, ...], site: str, shape: list[int], law: Law, like: Tensor) -> Tensor:
+    """Return the noise of several draws, (S, *shape).
+
+    Small noise is made for a block of successive draws by one generator, so that twenty draws cost one call; the
+    block's size depends on the shape alone, so that a draw's noise does not depend on what it is evaluated together
+    with.
+    """
+    block = max(1, BLOCK // max(1, math.prod(shape)))
+    if block == 1:
+        return torch.stack([_random(shape, law, like, generator_for(key, site, like.device)) for key in keys])
+    blocks: dict[Key, Tensor] = {}
+    rows = []
+    for key in keys:
+        first = Key(key.seed, key.index // block)
+        if first not in blocks:
+            generator = generator_for(first, site, like.device)
+            blocks[first] = _random([block, *shape], law, like, generator)
+        rows.append(blocks[first][key.index % block])
+    return torch.stack(rows)
+
+
+def _random(shape: list[int], law: Law, like: Tensor, generator: torch.Generator | None) -> Tensor:
+    # Half-precision uniforms are too coarse to compare with a rate, and half-precision normals slower.
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    noise = torch.empty(shape, dtype=dtype, device=like.device)
+    if law == "uniform":
+        return noise.uniform_(generator=generator)
+    return noise.normal_(generator=generator).to(like.dtype)

@@ -1,0 +1,206 @@
+"""A Gaussian fitted to the path of SGD: diagonal plus low rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from bayesify._tree import call, split_batch, to_device
+from bayesify.posteriors._base import Posterior
+from bayesify.posteriors._noise import Key, generator_for
+from bayesify.posteriors._weights import TensorTree, batch_norms, owners, statistics_names
+
+if TYPE_CHECKING:
+    from bayesify.methods import Method
+
+__all__ = ["SWAGPosterior"]
+
+
+class SWAGPosterior(Posterior):
+    """N(mean, scale^2/2 (diag + D D' / (K - 1))), the moments of snapshots of the weights.
+
+    A draw is w = mean + scale/sqrt(2) (diag^(1/2) z1 + D z2 / sqrt(K - 1)), z1, z2 ~ N(0, I), where diag is the
+    variance of the snapshots and D holds the last K deviations from the running mean (Maddox et al. 2019, eq. 1).
+    The diagonal alone (K = 0) is w = mean + scale diag^(1/2) z1. The network's own weights are the SGD iterate; the
+    mean and the moments are buffers.
+
+    Batch-normalisation statistics belong to weights. They are re-estimated for the mean and for `num_draws` fixed
+    draws by `refresh_statistics`, and kept; a network with such layers then has that many functions. One without
+    has as many as are asked for.
+
+    Args:
+        network: A copy of the user's network.
+        method: How it is learned.
+        names: The random parameters.
+        rank: The number K of deviations kept; 0 is the diagonal alone.
+        scale: Multiplies the standard deviations.
+        num_draws: The number of draws that get batch-normalisation statistics.
+    """
+
+    snapshots: Tensor
+    fresh_statistics: Tensor
+
+    def __init__(
+        self,
+        network: nn.Module,
+        method: Method,
+        *,
+        names: list[str],
+        rank: int,
+        scale: float,
+        num_draws: int,
+    ) -> None:
+        super().__init__(network, method)
+        self.rank = rank
+        self.scale = scale
+        self.num_draws = num_draws
+        weights = {name: network.get_parameter(name).detach() for name in names}
+        self.average = TensorTree({name: w.clone() for name, w in weights.items()})
+        self.square = TensorTree({name: torch.zeros_like(w) for name, w in weights.items()})
+        self.deviations = TensorTree({name: w.new_zeros(rank, *w.shape) for name, w in weights.items()})
+        stats = {name: network.get_buffer(name) for name in statistics_names(network)}
+        self.statistics = TensorTree({name: s.expand(num_draws + 1, *s.shape).clone() for name, s in stats.items()})
+        self.register_buffer("snapshots", torch.zeros((), dtype=torch.long))
+        self.register_buffer("fresh_statistics", torch.ones((), dtype=torch.bool))
+
+    # -- learning ---------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def collect(self) -> None:
+        """Add the network's present weights to the moments (Welford's update, exact in one pass)."""
+        count = int(self.snapshots) + 1
+        average, square, deviations = (tree.as_dict() for tree in (self.average, self.square, self.deviations))
+        for name, mean in average.items():
+            weight = self.network.get_parameter(name)
+            step = weight - mean
+            if count == 1:  # the pretrained weights were a placeholder
+                mean.copy_(weight)
+                continue
+            mean.add_(step, alpha=1 / count)
+            square[name].add_(step * (weight - mean))
+            if self.rank:
+                rows = deviations[name]
+                rows.copy_(rows.roll(-1, 0))
+                rows[-1] = weight - mean
+        self.snapshots.fill_(count)
+        self.fresh_statistics.fill_(not self.statistics.as_dict())
+
+    @torch.no_grad()
+    def refresh_statistics(
+        self,
+        loader: Iterable[Any],
+        *,
+        max_batches: int | None = None,
+        progress: Callable[[Iterable[int]], Iterable[int]] = iter,
+    ) -> None:
+        """Re-estimate batch-normalisation statistics for the mean and for each of the fixed draws.
+
+        Costs `num_draws + 1` passes over the loader, or over its first `max_batches` batches.
+        """
+        if not self.statistics.as_dict():
+            return
+        device = next(self.network.parameters()).device
+        statistics = self.statistics.as_dict()
+        for draw in progress(range(-1, self.num_draws)):
+            tensors = self._weights(Key(0, draw) if draw >= 0 else None)
+            tensors |= {name: rows[draw + 1] for name, rows in statistics.items()}
+            for name, rows in statistics.items():
+                if name.endswith("num_batches_tracked"):
+                    rows[draw + 1] = 0  # the first batch then replaces what was there
+            with _cumulative_statistics(self.network):
+                batches = 0
+                for batch in islice(loader, max_batches):
+                    batches += 1
+                    inputs, _ = split_batch(to_device(batch, device))
+                    call(lambda *a, **k: functional_call(self.network, tensors, a, k), inputs)  # noqa: B023
+            if batches == 0:
+                raise ValueError("The loader gave no batch, so there is nothing to estimate statistics from.")
+        self.fresh_statistics.fill_(True)
+
+    # -- prediction -------------------------------------------------------------------------------------------
+
+    def variance(self) -> dict[str, Tensor]:
+        """Return the variances of the snapshots, the diagonal of SWAG, by name."""
+        count = self.snapshots.clamp_min(1)
+        return {name: total / count for name, total in self.square.as_dict().items()}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the weights, and their statistics, for the present mode."""
+        noise = self.noise
+        if noise.silent:
+            return self._weights(None) | self._statistics(0)
+        key = noise.keys[0] if noise.keys else self.keys(1, int(torch.randint(2**31, ())))[0]
+        return self._weights(key) | self._statistics(key.index + 1)
+
+    def _statistics(self, row: int) -> dict[str, Tensor]:
+        # In training mode batch normalisation writes into its statistics: those of a draw must not change.
+        rows = {name: rows[row] for name, rows in self.statistics.as_dict().items()}
+        trains = any(norm.training for norm in batch_norms(self.network).values())
+        return {name: s.clone() for name, s in rows.items()} if trains else rows
+
+    def _weights(self, key: Key | None) -> dict[str, Tensor]:
+        average = self.average.as_dict()
+        if key is None:
+            return average
+        scale = self.scale / (2**0.5 if self.rank else 1.0)
+        deviations = self.deviations.as_dict()
+        columns = (self.snapshots - 1).clamp(max=self.rank)  # as many as were collected
+        drawn = {}
+        for name, variance in self.variance().items():
+            mean = average[name]
+            noise = torch.empty_like(mean).normal_(generator=generator_for(key, name, mean.device))
+            drawn[name] = mean + scale * variance.sqrt() * noise
+            if self.rank:
+                # One z2 for all tensors of a draw: the low-rank part is joint.
+                z2 = torch.empty(self.rank, dtype=mean.dtype, device=mean.device)
+                z2.normal_(generator=generator_for(key, "low rank", mean.device))
+                shift = torch.tensordot(z2, deviations[name], dims=1)
+                drawn[name] += scale * shift / (columns - 1).clamp_min(1).sqrt()
+        return drawn
+
+    def keys(self, num_samples: int | None, seed: int) -> list[Key]:
+        """Name the draws; with batch normalisation these are taken from the fixed ones, without replacement."""
+        if not self.statistics.as_dict():
+            return super().keys(num_samples, seed)
+        if not bool(self.fresh_statistics):
+            raise ValueError(
+                "The batch-normalisation statistics are older than the weights. Call "
+                "posterior.refresh_statistics(train_loader), which fit does at its end."
+            )
+        count = min(self.default_samples, self.num_draws) if num_samples is None else self._count(num_samples)
+        if count > self.num_draws:
+            raise ValueError(
+                f"{count} draws were asked for, but batch-normalisation statistics were re-estimated for "
+                f"{self.num_draws}. Ask for at most that many, or convert with SWAG(num_draws={count}) and fit again."
+            )
+        order = torch.randperm(self.num_draws, generator=torch.Generator().manual_seed(seed))
+        return [Key(0, int(index)) for index in order[:count]]
+
+    def sites(self) -> set[nn.Module]:
+        """Return the modules that own a random parameter or re-estimated statistics."""
+        return owners(self.network, [*self.average.as_dict(), *self.statistics.as_dict()])
+
+
+@contextmanager
+def _cumulative_statistics(network: nn.Module) -> Iterator[None]:
+    """Let batch normalisation, and nothing else, train, with plain averages over batches."""
+    modes = {module: module.training for module in network.modules()}
+    norms = list(batch_norms(network).values())
+    momenta = [norm.momentum for norm in norms]
+    network.eval()
+    for norm in norms:
+        norm.train()
+        norm.momentum = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        for module, training in modes.items():
+            module.training = training

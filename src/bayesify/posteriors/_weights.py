@@ -1,0 +1,68 @@
+"""Sets of a network's tensors, stored under the names they have in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from torch import Tensor, nn
+
+__all__ = ["TensorTree", "batch_norms", "owners", "statistics_names"]
+
+
+class TensorTree(nn.Module):
+    """A dictionary of tensors as a module: state_dict shows them under the same dotted names.
+
+    Args:
+        tensors: Tensors by dotted name; `nn.Parameter`s are registered as such, others as buffers.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            *path, last = name.split(".")
+            node: nn.Module = self
+            for part in path:
+                if part not in node._modules:
+                    node.add_module(part, nn.Module())
+                node = node.get_submodule(part)
+            if isinstance(tensor, nn.Parameter):
+                node.register_parameter(last, tensor)
+            else:
+                node.register_buffer(last, tensor)
+
+    def as_dict(self) -> dict[str, Tensor]:
+        """Return the tensors by name."""
+        return {**dict(self.named_parameters()), **dict(self.named_buffers())}
+
+
+def batch_norms(network: nn.Module) -> dict[str, nn.Module]:
+    """Return the batch-normalisation layers that keep running statistics, by name."""
+    return {
+        name: module
+        for name, module in network.named_modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None
+    }
+
+
+def statistics_names(network: nn.Module) -> list[str]:
+    """Return the names of the buffers that batch normalisation updates."""
+    prefixes = tuple(f"{name}." if name else "" for name in batch_norms(network))
+    names = ("running_mean", "running_var", "num_batches_tracked")
+    found = {prefix + name for prefix in prefixes for name in names}
+    return [name for name, _ in network.named_buffers() if name in found]
+
+
+def owners(network: nn.Module, names: Iterable[str]) -> set[nn.Module]:
+    """Return the modules that hold these tensors, under whichever name, and so use them when they are called."""
+    state = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    wanted = {id(state[name]) for name in names}
+    found = set()
+    for module in network.modules():
+        if isinstance(module, nn.MultiheadAttention):  # reads its projection's weight without calling it
+            held = [*module.parameters(), *module.buffers()]
+        else:
+            held = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        if any(id(tensor) in wanted for tensor in held):
+            found.add(module)
+    called = {m.out_proj for m in found if isinstance(m, nn.MultiheadAttention)}
+    return found - called

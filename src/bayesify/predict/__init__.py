@@ -1,0 +1,107 @@
+"""How a prediction is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from bayesify._progress import bar
+from bayesify._tree import TARGET_KEYS, batch_rows, slice_rows, split_batch, to_device
+from bayesify.posteriors import Key, Posterior, evaluation_mode
+from bayesify.predict._layout import layout_of
+from bayesify.predict._sampling import add_draws
+from bayesify.prediction import Prediction
+
+__all__ = ["add_draws", "evaluation_mode", "posterior_device", "predict"]
+
+
+def predict(
+    posterior: Posterior,
+    inputs: Any,
+    *,
+    how: Literal["sampling", "mean"] = "sampling",
+    num_samples: int | None = None,
+    seed: int | None = None,
+    chunk_size: int | None = None,
+    keep_samples: bool = False,
+    progress: bool = False,
+) -> Prediction:
+    """Predict, with uncertainty.
+
+    Sampling averages coherent draws: p(y|x) = (1/S) sum_s p(y | f_s(x)). The same seed gives the same functions, and
+    so the same numbers for any chunk size and batch order. Costs S plain passes from the first random layer on, and
+    one before it; memory does not grow with S unless the samples are kept.
+
+    Args:
+        posterior: From `convert` or `load`.
+        inputs: A tensor (B, ...), a tuple or a mapping of such, or a loader. Batches of a loader may be inputs
+            alone (a tensor or a mapping) or (inputs, targets); targets are not looked at.
+        how: "sampling", or "mean": one pass without noise.
+        num_samples: How many draws; None takes the posterior's own number.
+        seed: None takes one from torch's global generator.
+        chunk_size: The largest number of examples in one pass; None chooses by the device.
+        keep_samples: Whether to keep the draws' own predictions, (S, B, ...).
+        progress: Whether to show a progress bar.
+
+    Returns:
+        The prediction, with all examples; in main memory if the inputs came from a loader.
+
+    Example:
+        >>> from torch import nn
+        >>> from bayesify import MCDropout, convert
+        >>> network = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+        >>> prediction = predict(convert(network, MCDropout()), torch.randn(5, 4), seed=0)
+        >>> prediction.probs.shape, bool((prediction.epistemic > 0).all())
+        (torch.Size([5, 3]), True)
+    """
+    if how not in ("sampling", "mean"):
+        raise ValueError(f"how must be 'sampling' or 'mean', but it is {how!r}.")
+    if chunk_size is not None and chunk_size < 1:
+        raise ValueError(f"chunk_size must be at least 1, but it is {chunk_size}.")
+    if seed is None:
+        seed = int(torch.randint(2**31, ()))
+    device = posterior_device(posterior)
+    keys = posterior.keys(num_samples, seed)
+    direct = isinstance(inputs, Tensor | Mapping | tuple)
+    batches = [inputs] if direct else bar(inputs, "predict", shown=progress)
+    parts = []
+    for batch in batches:
+        batch = to_device(batch if direct else _inputs_of(batch), device)
+        count = batch_rows(batch)
+        # The lock keeps other threads from seeing, and from ending, this evaluation mode.
+        with torch.inference_mode(False), torch.no_grad(), posterior.noise.lock, evaluation_mode(posterior):
+            rows = chunk_size or (layout_of(posterior, batch, keys).rows if count else 1)
+            for start in bar(range(0, count, rows), "predict", shown=progress and direct):
+                part = slice_rows(batch, start, min(start + rows, count)) if count > rows else batch
+                prediction = _predict_chunk(posterior, part, keys if how == "sampling" else None, keep_samples)
+                parts.append(prediction if direct else prediction.cpu())
+    if not parts:
+        raise ValueError("There is nothing to predict: the inputs are empty. Check the loader or the tensor.")
+    return Prediction.join(parts)
+
+
+def _predict_chunk(posterior: Posterior, inputs: Any, keys: Sequence[Key] | None, keep_samples: bool) -> Prediction:
+    stream = posterior.likelihood.stream(keep_samples=keep_samples)
+    if keys is None:
+        with posterior.mean():
+            stream.add(posterior.outputs(inputs)[None])
+    else:
+        add_draws(posterior, inputs, keys, stream)
+    return stream.result()
+
+
+def posterior_device(posterior: Posterior) -> torch.device:
+    """Return the device of a posterior's parameters."""
+    tensor = next(posterior.parameters(), None)
+    return torch.device("cpu") if tensor is None else tensor.device
+
+
+def _inputs_of(batch: Any) -> Any:
+    if isinstance(batch, Mapping):
+        return {key: value for key, value in batch.items() if key not in TARGET_KEYS}
+    if isinstance(batch, list | tuple):
+        return batch[0] if len(batch) == 1 else split_batch(batch)[0]
+    return batch

@@ -1,0 +1,48 @@
+"""Prediction by averaging draws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+from bayesify._tree import batch_rows
+from bayesify.likelihoods import Stream
+from bayesify.posteriors import Key, Posterior
+from bayesify.predict._layout import Layout, layout_of
+from bayesify.predict._prefix import shared_prefix
+
+__all__ = ["add_draws"]
+
+
+def add_draws(posterior: Posterior, inputs: Any, keys: Sequence[Key], stream: Stream) -> None:
+    """Evaluate draws on the same inputs and add their outputs to a stream.
+
+    Draws are folded into the batch while it is small and looped over when it is large; what runs before the first
+    randomness runs once. Memory does not grow with the number of draws.
+    """
+    with posterior.noise.lock:
+        layout = layout_of(posterior, inputs, keys)
+        passes = _passes(layout, batch_rows(inputs), keys)
+        tiled = layout.joins and max(map(len, passes)) > 1
+        done = 0
+        try:
+            with shared_prefix(posterior, layout, 1 if tiled else len(passes)) as one_pass:
+                for some in passes:
+                    with one_pass():
+                        outputs = posterior.evaluate(inputs, some, tiled=tiled)
+                    stream.add(outputs)
+                    done += len(some)
+        except Exception:
+            if tiled or max(map(len, passes)) == 1:
+                raise
+            # These inputs join what the first example did not: an attention mask, say, that it did not need.
+            layout.joins, layout.folded_rows = True, layout.rows
+            add_draws(posterior, inputs, keys[done:], stream)
+
+
+def _passes(layout: Layout, rows: int, keys: Sequence[Key]) -> list[list[Key]]:
+    """Return which draws go through the network together: of one member, and as many as keep a pass in the cache."""
+    together = max(1, layout.folded_rows // rows) if layout.folds else 1
+    members = [list(group) for _, group in groupby(keys, key=lambda key: key.member)]
+    return [group[start : start + together] for group in members for start in range(0, len(group), together)]

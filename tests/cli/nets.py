@@ -1,0 +1,56 @@
+"""What a user of the command line brings: networks and data."""
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from bayesify.data import photo_patches, read_digits
+
+NOT_A_FUNCTION = 3
+
+
+def make_network(hidden=32):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Dropout(0.2), nn.Linear(hidden, 10))
+
+
+def make_regressor():
+    return nn.Linear(3, 1)
+
+
+def dense():
+    return nn.Conv2d(1, 10, 1)
+
+
+def broken():
+    raise RuntimeError("out of coffee")
+
+
+def no_network():
+    return [1, 2]
+
+
+def few_digits(split):
+    return TensorDataset(*read_digits(split).part(slice(60)).tensors)
+
+
+def no_val(split):
+    return None if split == "val" else few_digits(split)
+
+
+def photos(split):
+    assert split == "test"
+    return TensorDataset(photo_patches(50))
+
+
+def line(split):
+    x = torch.linspace(-1, 1, {"train": 40, "val": 20, "test": 10}[split])[:, None].expand(-1, 3)
+    noise = 0.1 * torch.randn(len(x), 1, generator=torch.Generator().manual_seed(0))
+    return TensorDataset(x, x.sum(-1, keepdim=True) + noise)
+
+
+def bad_data(split):
+    raise RuntimeError("disk on fire")
+
+
+def without_split():
+    return few_digits("test")

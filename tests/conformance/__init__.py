@@ -1,0 +1,1 @@
+"""Every registered method through one suite."""

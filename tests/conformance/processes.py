@@ -1,0 +1,70 @@
+"""What each of two processes runs: every method, fitted together."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+import bayesify
+from tests.conformance.cases import CASES, EXAMPLES, Case, loader
+
+EXAMPLE = EXAMPLES["convolutions"]  # with batch normalisation, whose statistics each process sees otherwise
+ROWS = 22  # six batches of four, three for each process, the last one short
+
+
+def work(rank: int, port: int, folder: str) -> None:
+    """Fit every method in this process, together with the other one, and write down what came out."""
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2",
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), ACCELERATE_USE_CPU="true", OMP_NUM_THREADS="1",
+    )  # fmt: skip
+    torch.set_num_threads(1)
+    found = {case.name: _run(case, rank, Path(folder) / case.name) for case in CASES}
+    torch.save(found, Path(folder) / f"{rank}.pt")
+    sys.stdout.flush()
+    torch.distributed.destroy_process_group()
+
+
+def _run(case: Case, rank: int, folder: Path) -> dict[str, Any]:
+    data = loader(EXAMPLE, ROWS)
+    options = {"val_loader": loader(EXAMPLE, 10), "epochs": 2, "patience": 2, "progress": False}
+    torch.manual_seed(100 + rank)  # what the caller's generator holds must not matter
+    posterior = bayesify.convert(EXAMPLE.network(), case.noisy)
+    history = bayesify.fit(posterior, data, accuracy_tolerance=1, checkpoint=folder, checkpoint_steps=2, **options)
+    untouched = data.sampler.generator is None
+    return {
+        "state": posterior.state_dict(),
+        "history": [(r.stage, r.epoch, r.steps, r.terms, r.val_nll, r.lr) for r in history.epochs],
+        "accuracy": (history.accuracy_before, history.accuracy_after),
+        "sampler untouched": untouched,
+        "resumed": _resume(case, data, folder.with_name(f"{case.name}-broken"), options),
+    }
+
+
+def _resume(case: Case, data: Any, folder: Path, options: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Break the run off in its second epoch, in each process, and go on; return the state at the end."""
+    steps = 0
+
+    def break_off(*_: Any) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 6:
+            raise KeyboardInterrupt
+
+    handle = register_optimizer_step_post_hook(break_off)
+    try:
+        posterior = bayesify.convert(EXAMPLE.network(), case.noisy)
+        bayesify.fit(posterior, data, accuracy_tolerance=1, checkpoint=folder, checkpoint_steps=2, **options)
+    except KeyboardInterrupt:
+        pass
+    else:
+        raise AssertionError("the run was to be broken off")
+    finally:
+        handle.remove()
+    posterior = bayesify.convert(EXAMPLE.network(), case.noisy)
+    history = bayesify.fit(posterior, data, accuracy_tolerance=1, checkpoint=folder, checkpoint_steps=2, **options)
+    assert history.resumed_from is not None
+    return posterior.state_dict()

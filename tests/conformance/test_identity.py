@@ -1,0 +1,98 @@
+"""Zero noise is the original network, and the original network is untouched."""
+
+import copy
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import bayesify
+from tests.conformance.cases import CASES, Case, Example, fit
+
+EXACT = {"rtol": 1e-12, "atol": 1e-12}
+
+
+def test_every_registered_method_has_a_row():
+    assert sorted(case.name for case in CASES) == sorted(bayesify.methods())
+
+
+def test_rows_are_of_one_method_each():
+    for case in CASES:
+        assert type(case.noisy) is type(case.silent) is bayesify.methods()[case.name]
+
+
+@pytest.fixture
+def silent(case: Case, example: Example) -> bayesify.Posterior:
+    return bayesify.convert(example.network(), case.silent)
+
+
+@torch.no_grad()
+def test_a_silent_pass_is_the_networks(silent: bayesify.Posterior, example: Example):
+    x = example.inputs(3)
+    expected = example.network()(x)
+    assert_close(silent(x), expected, **EXACT)
+    for seed in range(3):
+        assert_close(silent.draw(seed)(x), expected, **EXACT)
+    assert_close(silent.reference(x), expected, **EXACT)
+
+
+@torch.no_grad()
+def test_a_silent_mean_is_the_networks(silent: bayesify.Posterior, case: Case, example: Example):
+    x = example.inputs(3)
+    chosen = nullcontext() if case.mean else silent.member(0)
+    with chosen, silent.mean():
+        assert_close(silent(x), example.network()(x), **EXACT)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.mean], ids=lambda case: case.name)
+def test_where_there_is_no_mean_a_sentence_says_so(case: Case, mlp: Example):
+    posterior = bayesify.convert(mlp.network(), case.silent)
+    with pytest.raises(ValueError, match="no mean network"), posterior.mean():
+        pass
+    with pytest.raises(ValueError, match="how='sampling'"):
+        bayesify.predict(posterior, mlp.inputs(2), how="mean")
+
+
+def test_a_silent_prediction_is_the_networks(silent: bayesify.Posterior, example: Example):
+    x = example.inputs(5)
+    prediction = bayesify.predict(silent, x, num_samples=2, seed=0)
+    with torch.no_grad():
+        assert_close(prediction.probs, example.network()(x).softmax(-1), **EXACT)
+    assert_close(prediction.epistemic, torch.zeros(5, dtype=torch.float64), **EXACT)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_the_network_is_untouched(case: Case, example: Example, training: bool):
+    network = example.network().train(training)
+    # Some layers in another mode than the rest, and one parameter frozen.
+    next(iter(network.children())).train(not training)
+    next(network.parameters()).requires_grad_(False)
+    before = _photograph(network)
+    posterior = bayesify.convert(network, case.noisy)
+    fit(posterior, example)
+    bayesify.predict(posterior, example.inputs(3), seed=0)
+    posterior.draw(1)(example.inputs(2))
+    _assert_same(before, _photograph(network))
+
+
+def _photograph(network: nn.Module) -> dict:
+    return {
+        "modules": {name: (id(m), type(m), m.training, _hooks(m)) for name, m in network.named_modules()},
+        "parameters": {name: (id(p), p.requires_grad, p.grad) for name, p in network.named_parameters()},
+        "values": copy.deepcopy(network.state_dict()),
+    }
+
+
+def _hooks(module: nn.Module) -> tuple[int, ...]:
+    inner = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_modules", "_parameters", "_buffers")
+    return (*(len(module.__dict__[name]) for name in inner), len(module.__dict__))
+
+
+def _assert_same(before: dict, after: dict) -> None:
+    assert before["modules"] == after["modules"]
+    assert before["parameters"] == after["parameters"]
+    assert before["values"].keys() == after["values"].keys()
+    for name, value in before["values"].items():
+        assert torch.equal(value, after["values"][name]), name

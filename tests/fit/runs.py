@@ -1,0 +1,167 @@
+"""Runs of `fit` in a process of their own, which may be killed at any of their steps."""
+
+import multiprocessing
+import os
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler, get_worker_info
+
+import bayesify
+from bayesify import MAP, SWAG, DeepEnsemble, Method
+
+ROWS, CLASSES = 22, 3
+# A process is then there in milliseconds, with torch imported, and what torch's optimisers import at their first step.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["bayesify", "torch._dynamo"])
+
+
+class Events:
+    """Counts what happens in this process, and ends it with SIGKILL at one of the events."""
+
+    def __init__(self, kill_at: int | None) -> None:
+        self.kill_at = kill_at
+        self.seen = 0
+
+    def happen(self, *_: Any) -> None:
+        self.seen += 1
+        if self.seen == self.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Make the time just before and just after a call events."""
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            self.happen()
+            result = function(*args, **kwargs)
+            self.happen()
+            return result
+
+        return watched
+
+
+class Points(Dataset[tuple[Tensor, Tensor]]):
+    """Numbers and labels; with `augment`, shaken by torch, NumPy and Python where they are fetched."""
+
+    def __init__(self, events: Events, *, augment: bool, rows: int = ROWS) -> None:
+        generator = torch.Generator().manual_seed(7)
+        self.x = torch.randn(rows, 4, generator=generator)
+        self.y = torch.randint(CLASSES, (rows,), generator=generator)
+        self.events = events
+        self.augment = augment
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitems__(self, rows: list[int]) -> list[tuple[Tensor, Tensor]]:
+        if get_worker_info() is None:
+            self.events.happen()
+        return [self[row] for row in rows]
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+        x = self.x[row]
+        if self.augment:
+            x = x + 0.1 * torch.randn(4) + 0.1 * float(np.random.randn()) + 0.1 * random.gauss(0, 1)
+        return x, self.y[row]
+
+
+def network() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.3), nn.Linear(6, CLASSES)
+    )  # fmt: skip
+
+
+def _scenario(
+    method: Method,
+    *,
+    augment: bool = False,
+    validate: bool = False,
+    loader: dict[str, Any] | None = None,
+    **options: Any,
+) -> Callable[[Events], tuple[Method, DataLoader[Any], dict[str, Any]]]:
+    def build(events: Events) -> tuple[Method, DataLoader[Any], dict[str, Any]]:
+        own = {key: value() if callable(value) else value for key, value in (loader or {"shuffle": True}).items()}
+        data = DataLoader(Points(events, augment=augment), batch_size=4, **own)
+        if validate:
+            options["val_loader"] = DataLoader(Points(events, augment=False, rows=9), batch_size=4, shuffle=True)
+        return method, data, options
+
+    return build
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(13)
+
+
+def _weighted() -> WeightedRandomSampler:
+    return WeightedRandomSampler(torch.arange(1.0, ROWS + 1), ROWS, generator=_generator())
+
+
+SCENARIOS = {
+    "map": _scenario(MAP(lr=0.1, schedule="cosine"), epochs=3, checkpoint_steps=1),
+    "adam and accumulation": _scenario(
+        MAP(lr=0.1, optimiser="adam"), epochs=2, checkpoint_steps=1, accumulate=4, clip_norm=0.1
+    ),
+    "epochs alone": _scenario(MAP(lr=0.1), validate=True, epochs=3),
+    "ensemble": _scenario(DeepEnsemble(members=3, lr=0.2), validate=True, epochs=4, patience=1),
+    "ensemble within epochs": _scenario(DeepEnsemble(members=2), epochs=2, checkpoint_steps=2),
+    "swag": _scenario(SWAG(rank=3, num_draws=3, snapshots_per_epoch=2), epochs=2, checkpoint_steps=2),
+    "own generator": _scenario(
+        MAP(lr=0.1), loader={"shuffle": True, "generator": _generator}, epochs=3, checkpoint_steps=2
+    ),
+    "own generator, epochs alone": _scenario(
+        SWAG(rank=2, num_draws=2, statistics_batches=2), loader={"shuffle": True, "generator": _generator}, epochs=2
+    ),
+    "weighted sampler": _scenario(DeepEnsemble(members=2), loader={"sampler": _weighted}, epochs=2, checkpoint_steps=2),
+    "augmented": _scenario(MAP(lr=0.1), augment=True, epochs=2, checkpoint_steps=1),
+    "augmented swag": _scenario(SWAG(rank=2, num_draws=2), augment=True, validate=True, epochs=2, checkpoint_steps=4),
+    "augmented by workers": _scenario(
+        MAP(lr=0.1),
+        augment=True,
+        validate=True,
+        loader={"shuffle": True, "num_workers": 2},
+        epochs=2,
+        checkpoint_steps=2,
+    ),
+}
+
+
+def work(name: str, folder: Path | None, result: Path, kill_at: int | None) -> None:
+    """Run a scenario to its end and write down what came out, or die on the way."""
+    torch.set_num_threads(1)
+    events = Events(kill_at)
+    method, data, options = SCENARIOS[name](events)
+    posterior = bayesify.convert(network(), method)
+    register_optimizer_step_post_hook(events.happen)
+    os.replace = events.around(os.replace)
+    os.fsync = events.happen  # a killed process loses nothing that it wrote; only a power cut would
+    history = bayesify.fit(
+        posterior, data, checkpoint=folder, seed=5, progress=False, accuracy_tolerance=1.0, **options
+    )
+    records = [{**vars(record), "seconds": None} for record in history.epochs]
+    numbers = (records, history.accuracy_before, history.accuracy_after)
+    torch.save({"state": posterior.state_dict(), "numbers": numbers, "events": events.seen}, result)
+
+
+def run(name: str, folder: Path, kill_at: int | None = None, *, checkpoint: bool = True) -> dict[str, Any] | None:
+    """Run a scenario in a process of its own; None where it was killed."""
+    folder.mkdir(exist_ok=True)
+    result = folder / "result.pt"
+    process = FORKS.Process(target=work, args=(name, folder if checkpoint else None, result, kill_at))
+    process.start()
+    process.join(60)
+    if process.is_alive():
+        process.kill()
+        raise TimeoutError(f"{name} takes too long")
+    if process.exitcode == -signal.SIGKILL:
+        return None
+    assert process.exitcode == 0, f"{name} ended with {process.exitcode}"
+    return torch.load(result)

@@ -1,0 +1,115 @@
+"""Any log-probability a user writes, and what all likelihoods share."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from bayesify import Bernoulli, Categorical, Custom, Gaussian, Likelihood
+from bayesify.likelihoods import as_likelihood, likelihood_from_dict
+from bayesify.prediction import RegressionPrediction
+
+F64 = torch.float64
+
+
+def laplace(output, target):
+    return -(target - output[..., 0]).abs() - math.log(2)
+
+
+def test_log_prob_is_the_users():
+    output, target = torch.randn(5, 1, dtype=F64), torch.randn(5, dtype=F64)
+    expected = torch.distributions.Laplace(output[:, 0], 1.0).log_prob(target)
+    torch.testing.assert_close(Custom(laplace).log_prob(output, target), expected, rtol=1e-13, atol=0)
+    torch.testing.assert_close(Custom(laplace).nll(output, target), -expected.mean(), rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("shape", [(4, 1), (4, 3), (1, 1), (4,)])
+def test_predictions_are_the_moments_of_the_outputs_without_noise(shape):
+    outputs = torch.randn(6, *shape, dtype=F64)
+    flat = outputs[..., 0] if shape[-1] == 1 and len(shape) > 1 else outputs
+    found = Custom(laplace).from_samples(outputs, keep_samples=True)
+    torch.testing.assert_close(found.mean, flat.mean(0), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(found.epistemic, flat.var(0, correction=0), rtol=1e-12, atol=1e-14)
+    assert torch.equal(found.aleatoric, torch.zeros_like(found.mean))
+    assert torch.equal(found.samples, flat)
+    moments = Custom(laplace).from_moments(outputs[0], outputs[1] ** 2)
+    assert torch.equal(moments.mean, flat[0])
+    assert torch.equal(moments.variance, flat[1] ** 2)
+
+
+def test_a_predictive_of_ones_own_sees_all_draws():
+    def median(outputs):
+        middle = outputs.median(0).values
+        return RegressionPrediction(middle, torch.zeros_like(middle), outputs.var(0))
+
+    outputs = torch.randn(7, 4, dtype=F64)
+    stream = Custom(laplace, predictive=median).stream()
+    for part in outputs.split(3):
+        stream.add(part)
+    assert torch.equal(stream.result().mean, outputs.median(0).values)
+
+
+def test_a_function_is_neither_saved_nor_calibrated():
+    with pytest.raises(ValueError, match=r"a function and cannot be saved.*set_likelihood"):
+        Custom(laplace).to_dict()
+    with pytest.raises(ValueError, match="Custom has nothing to calibrate"):
+        Custom(laplace).calibrate([])
+
+
+# -- all likelihoods --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "likelihood",
+    [
+        Categorical(class_dim=1, ignore_index=255),
+        Bernoulli(),
+        Gaussian(),
+        Gaussian(0.1),
+        Gaussian("head"),
+        Gaussian("per-output", num_outputs=3),
+    ],
+    ids=repr,
+)
+def test_configurations_come_back_through_json(likelihood):
+    again = likelihood_from_dict(json.loads(json.dumps(likelihood.to_dict())))
+    assert type(again) is type(likelihood)
+    assert again.to_dict() == likelihood.to_dict()
+    assert {k: v.shape for k, v in again.state_dict().items()} == {
+        k: v.shape for k, v in likelihood.state_dict().items()
+    }
+
+
+def test_names_of_likelihoods():
+    assert isinstance(as_likelihood("classification"), Categorical)
+    assert isinstance(as_likelihood("binary"), Bernoulli)
+    assert isinstance(as_likelihood("regression"), Gaussian)
+    mine = Gaussian(0.1)
+    assert as_likelihood(mine) is mine
+    for name in ("poisson", "custom"):
+        with pytest.raises(ValueError, match=f"no likelihood '{name}'. Give one of .'binary', 'classification'"):
+            as_likelihood(name)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"kind": "poisson"}, "names a likelihood 'poisson', which is unknown here"),
+        ({}, "names a likelihood None"),
+        ({"kind": "gaussian", "colour": 3}, "'gaussian' has settings that do not fit.*colour"),
+        ({"kind": "custom"}, "'custom' has settings that do not fit"),
+    ],
+)
+def test_wrong_configurations_get_a_sentence(values, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        likelihood_from_dict(values)
+
+
+def test_an_unfinished_likelihood_is_refused():
+    class Half(Likelihood):
+        def log_prob(self, output, target):
+            return output
+
+    with pytest.raises(TypeError, match="abstract"):
+        Half()
