@@ -3,6 +3,7 @@
 from bayesify import data, decide, measure
 from bayesify.calibrate import calibrate
 from bayesify.convert import convert
+from bayesify.evaluate import Evaluation, evaluate
 from bayesify.fit import History, fit
 from bayesify.likelihoods import Bernoulli, Categorical, Custom, Gaussian, Likelihood
 from bayesify.methods import MAP, SWAG, DeepEnsemble, MCDropout, Method, ensemble, methods
@@ -19,6 +20,7 @@ __all__ = [
     "ClassificationPrediction",
     "Custom",
     "DeepEnsemble",
+    "Evaluation",
     "Gaussian",
     "History",
     "Likelihood",
@@ -32,6 +34,7 @@ __all__ = [
     "data",
     "decide",
     "ensemble",
+    "evaluate",
     "fit",
     "load",
     "measure",

@@ -22,7 +22,7 @@ from bayesify.posteriors import Posterior
 from bayesify.predict import evaluation_mode, posterior_device, predict
 from bayesify.prediction import ClassificationPrediction, Prediction, RegressionPrediction
 
-__all__ = ["IGNORED", "Cost", "Evaluation", "evaluate", "measure_cost", "table", "to_json"]
+__all__ = ["IGNORED", "Cost", "Evaluation", "evaluate", "measure_cost", "right_or_wrong", "table", "to_json"]
 
 IGNORED = -100
 
@@ -63,7 +63,7 @@ class Evaluation:
         foreign: Predictions on the foreign sets, by name.
         cost: Multiples of the plain network's; set it with `dataclasses.replace(evaluation, cost=...)`.
         conversion: What was random.
-        score: The uncertainty that aurc, auroc and fpr95 rank by.
+        score: The uncertainty that auroc and fpr95 rank by; aurc ranks by the maximum probability, as is usual.
     """
 
     name: str
@@ -114,7 +114,7 @@ def evaluate(
         num_samples: How many draws; None takes the posterior's own number.
         seed: Of the draws.
         name: What tables call it; None takes the method's name.
-        score: The uncertainty that ranks predictions: "total", or another of `prediction.scores`.
+        score: The uncertainty that finds foreign inputs: "total", or another of `prediction.scores`.
         how: How predictions are made, see `predict`.
         progress: Whether to show progress bars.
 
@@ -147,7 +147,7 @@ def evaluate(
     prediction = predicted(recorded)
     prediction.score(score)  # a wrong name should not wait for the foreign sets
     targets = _counted(posterior, prediction, torch.cat(recorded.targets))
-    metrics = _metrics(prediction, targets, score)
+    metrics = _metrics(prediction, targets)
     outside = {key: predicted(inputs) for key, inputs in (foreign or {}).items()}
     for key, other in outside.items():
         scores = prediction.score(score), other.score(score)
@@ -192,7 +192,13 @@ def _counted(posterior: Posterior, prediction: Prediction, targets: Tensor) -> T
     return (targets > 0.5).long() if isinstance(likelihood, Bernoulli) else targets
 
 
-def _metrics(prediction: Prediction, targets: Tensor, score: str) -> dict[str, float]:
+def right_or_wrong(prediction: ClassificationPrediction, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what predictions are ranked by to be left to a person, and whether they are right, where it counts."""
+    counts = targets != IGNORED
+    return prediction.max_probability[counts], (prediction.label == targets)[counts]
+
+
+def _metrics(prediction: Prediction, targets: Tensor) -> dict[str, float]:
     if isinstance(prediction, ClassificationPrediction):
         probs = prediction.probs
         metrics = {
@@ -201,8 +207,7 @@ def _metrics(prediction: Prediction, targets: Tensor, score: str) -> dict[str, f
             "brier": measure.brier(probs, targets),
             "ece": measure.ece(probs, targets),
         }
-        counts = targets != IGNORED
-        metrics["aurc"] = measure.aurc(prediction.score(score)[counts], (prediction.label == targets)[counts])
+        metrics["aurc"] = measure.aurc(*right_or_wrong(prediction, targets))
         return metrics
     if isinstance(prediction, RegressionPrediction):
         mean, variance = prediction.mean, prediction.variance

@@ -1,7 +1,6 @@
 """What each of two processes runs: every method, fitted together."""
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ def work(rank: int, port: int, folder: str) -> None:
     torch.set_num_threads(1)
     found = {case.name: _run(case, rank, Path(folder) / case.name) for case in CASES}
     torch.save(found, Path(folder) / f"{rank}.pt")
-    sys.stdout.flush()
     torch.distributed.destroy_process_group()
 
 

@@ -24,27 +24,29 @@ FORKS.set_forkserver_preload(["bayesify", "torch._dynamo"])
 
 
 class Events:
-    """Counts what happens in this process, and ends it with SIGKILL at one of the events."""
+    """Notes what happens in this process, and ends it with SIGKILL at the event of the given number, from 1."""
 
     def __init__(self, kill_at: int | None) -> None:
         self.kill_at = kill_at
-        self.seen = 0
+        self.seen: list[str] = []
 
-    def happen(self, *_: Any) -> None:
-        self.seen += 1
-        if self.seen == self.kill_at:
+    def happen(self, what: str) -> None:
+        self.seen.append(what)
+        if len(self.seen) == self.kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Make the time just before and just after a call events."""
+    def watch_files(self) -> None:
+        """Make the time just before and just after a file is put in its place events."""
+        replace = os.replace
 
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            self.happen()
-            result = function(*args, **kwargs)
-            self.happen()
-            return result
+        def watched(source: str, target: Path) -> None:
+            self.happen(f"before {target.name}")
+            replace(source, target)
+            self.happen(f"after {target.name}")
 
-        return watched
+        os.replace = watched
+        # A killed process loses nothing that it wrote, only a power cut does: so that tests need not wait for disks.
+        os.fsync = lambda handle: self.happen("sync")
 
 
 class Points(Dataset[tuple[Tensor, Tensor]]):
@@ -62,7 +64,7 @@ class Points(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitems__(self, rows: list[int]) -> list[tuple[Tensor, Tensor]]:
         if get_worker_info() is None:
-            self.events.happen()
+            self.events.happen("fetch")
         return [self[row] for row in rows]
 
     def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
@@ -140,9 +142,8 @@ def work(name: str, folder: Path | None, result: Path, kill_at: int | None) -> N
     events = Events(kill_at)
     method, data, options = SCENARIOS[name](events)
     posterior = bayesify.convert(network(), method)
-    register_optimizer_step_post_hook(events.happen)
-    os.replace = events.around(os.replace)
-    os.fsync = events.happen  # a killed process loses nothing that it wrote; only a power cut would
+    register_optimizer_step_post_hook(lambda *_: events.happen("step"))
+    events.watch_files()
     history = bayesify.fit(
         posterior, data, checkpoint=folder, seed=5, progress=False, accuracy_tolerance=1.0, **options
     )

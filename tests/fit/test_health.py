@@ -76,6 +76,12 @@ def test_a_rate_that_diverges_is_stopped():
         _fit(posterior, DataLoader(_data(), batch_size=4), epochs=3)
 
 
+def test_a_validation_nll_that_is_not_a_number_is_told():
+    x, y = _data().tensors
+    with pytest.raises(NonFiniteError, match="validation NLL is not a number"):
+        _fit(bayesify.convert(_network(), MAP()), DataLoader(_data()), val_loader=[(x * torch.nan, y)], patience=2)
+
+
 # -- accuracy ---------------------------------------------------------------------------------------------------
 
 

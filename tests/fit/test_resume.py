@@ -38,32 +38,40 @@ def test_what_a_run_comes_to_does_not_depend_on_its_checkpoints(name: str, tmp_p
 def test_a_run_killed_again_and_again(name: str, tmp_path: Path):
     expected = uninterrupted(name)
     chance = random.Random(name)
-    # A killed process's workers notice after five seconds, and are waited for.
-    chains, kills = (1, 1) if "workers" in name else (2, 4)
-    for chain in range(chains):
-        folder, killed, found = tmp_path / str(chain), 0, None
-        while found is None:
-            kill_at = chance.randint(1, expected["events"]) if killed < kills else None
-            found = run(name, folder, kill_at)
-            killed += found is None
-        assert killed > 0
-        _assert_same(found, expected)
+    kills = 1 if "workers" in name else 4  # a killed process's workers notice after five seconds, and are waited for
+    killed, found = 0, None
+    while found is None:
+        kill_at = chance.randint(1, len(expected["events"])) if killed < kills else None
+        found = run(name, tmp_path, kill_at)
+        killed += found is None
+    assert killed > 0
+    _assert_same(found, expected)
 
 
-@pytest.mark.parametrize("name", ["ensemble", "swag"])
-def test_a_run_killed_late(name: str, tmp_path: Path):
-    """The last events are those between members, in `finish`, and around the last files."""
+def _places(events: list[str], name: str) -> list[int]:
+    """Return the first and the last event of each kind, or else every fourth and eighth one."""
+    if name == "ensemble":
+        kinds = set(events)
+        return sorted(
+            {*(events.index(kind) + 1 for kind in kinds)} | {len(events) - events[::-1].index(k) for k in kinds}
+        )
+    return list(range(4, len(events), 8 if name == "swag" else 4))
+
+
+@pytest.mark.parametrize("name", ["adam and accumulation", "ensemble", "swag"])
+def test_a_run_killed_anywhere(name: str, tmp_path: Path):
+    """Within a group of accumulated batches; between members, around each file; within `finish`."""
     expected = uninterrupted(name)
-    for before_end in range(1, 14, 3):
-        folder = tmp_path / str(before_end)
-        assert run(name, folder, expected["events"] - before_end) is None
+    for place in _places(expected["events"], name):
+        folder = tmp_path / str(place)
+        assert run(name, folder, place) is None
         _assert_same(run(name, folder), expected)
 
 
 def test_a_finished_run_returns_at_once(tmp_path: Path):
     first = run("swag", tmp_path)
     again = run("swag", tmp_path)
-    assert again["events"] == 0
+    assert again["events"] == []
     _assert_same(again, first)
 
 

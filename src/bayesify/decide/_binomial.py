@@ -6,6 +6,8 @@ import math
 
 import torch
 
+__all__ = ["binomial_cdf", "upper_bound"]
+
 
 def binomial_cdf(errors: int, trials: int, rate: float) -> float:
     """Compute P(X <= errors) for X ~ Binomial(trials, rate), with 0 < rate < 1.

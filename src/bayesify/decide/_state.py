@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+__all__ = ["check_state"]
+
 
 def check_state(state: dict[str, Any], *, kind: str, fields: set[str]) -> None:
     """Refuse the state of another object, of an unknown version, or with fields missing."""

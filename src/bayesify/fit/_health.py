@@ -78,7 +78,10 @@ def validation_nll(posterior: Posterior, loader: Iterable[Any], engine: Engine, 
         count += nll.numel() if weight is None else weight.sum()
     if not count.item():
         raise ValueError("The validation loader gave no example. Check its data set and sampler.")
-    return (total / count).item()
+    found = (total / count).item()
+    if math.isnan(found):  # early stopping could not compare it
+        raise NonFiniteError("The validation NLL is not a number. Check the validation inputs and targets for NaN.")
+    return found
 
 
 @torch.no_grad()

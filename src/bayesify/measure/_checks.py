@@ -17,6 +17,20 @@ if TYPE_CHECKING:
 
     ArrayLike: TypeAlias = Tensor | NumpyArrayLike
 
+__all__ = [
+    "ceil_share",
+    "check_count",
+    "check_problem",
+    "check_probs",
+    "check_same_shape",
+    "check_selective",
+    "check_share",
+    "equal_mass_bins",
+    "flatten",
+    "to_double",
+    "to_tensor",
+]
+
 _HALF = (torch.float16, torch.bfloat16)
 
 

@@ -67,7 +67,7 @@ class SWAG(Method):
     def stages(self, posterior: Posterior) -> list[Stage]:
         """Train what is averaged, and nothing else: a snapshot of some layers means little if the others move on."""
         assert isinstance(posterior, SWAGPosterior)
-        chosen = [posterior.network.get_parameter(name) for name in posterior.average.as_dict()]
+        chosen = [posterior.network.get_parameter(name) for name in posterior.codec.names]
         return [Stage(self.name, [{"params": [*chosen, *posterior.likelihood.parameters()]}])]
 
     def outputs(self, posterior: Posterior, inputs: Any) -> Tensor:

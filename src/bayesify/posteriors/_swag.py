@@ -14,7 +14,7 @@ from torch.func import functional_call
 from bayesify._tree import call, split_batch, to_device
 from bayesify.posteriors._base import Posterior
 from bayesify.posteriors._noise import Key, generator_for
-from bayesify.posteriors._weights import TensorTree, batch_norms, owners, statistics_names
+from bayesify.posteriors._weights import Codec, TensorTree, batch_norms, owners, statistics_names
 
 if TYPE_CHECKING:
     from bayesify.methods import Method
@@ -43,6 +43,9 @@ class SWAGPosterior(Posterior):
         num_draws: The number of draws that get batch-normalisation statistics.
     """
 
+    average: Tensor
+    square: Tensor
+    deviations: Tensor
     snapshots: Tensor
     fresh_statistics: Tensor
 
@@ -60,10 +63,11 @@ class SWAGPosterior(Posterior):
         self.rank = rank
         self.scale = scale
         self.num_draws = num_draws
-        weights = {name: network.get_parameter(name).detach() for name in names}
-        self.average = TensorTree({name: w.clone() for name, w in weights.items()})
-        self.square = TensorTree({name: torch.zeros_like(w) for name, w in weights.items()})
-        self.deviations = TensorTree({name: w.new_zeros(rank, *w.shape) for name, w in weights.items()})
+        self.codec = Codec(network, names)
+        weights = self.codec.flatten(network)
+        self.register_buffer("average", weights)
+        self.register_buffer("square", torch.zeros_like(weights))
+        self.register_buffer("deviations", weights.new_zeros(rank, weights.numel()))
         stats = {name: network.get_buffer(name) for name in statistics_names(network)}
         self.statistics = TensorTree({name: s.expand(num_draws + 1, *s.shape).clone() for name, s in stats.items()})
         self.register_buffer("snapshots", torch.zeros((), dtype=torch.long))
@@ -75,19 +79,16 @@ class SWAGPosterior(Posterior):
     def collect(self) -> None:
         """Add the network's present weights to the moments (Welford's update, exact in one pass)."""
         count = int(self.snapshots) + 1
-        average, square, deviations = (tree.as_dict() for tree in (self.average, self.square, self.deviations))
-        for name, mean in average.items():
-            weight = self.network.get_parameter(name)
-            step = weight - mean
-            if count == 1:  # the pretrained weights were a placeholder
-                mean.copy_(weight)
-                continue
-            mean.add_(step, alpha=1 / count)
-            square[name].add_(step * (weight - mean))
+        weights = self.codec.flatten(self.network)
+        step = weights - self.average
+        if count == 1:  # the pretrained weights were a placeholder
+            self.average.copy_(weights)
+        else:
+            self.average.add_(step, alpha=1 / count)
+            self.square.add_(step * (weights - self.average))
             if self.rank:
-                rows = deviations[name]
-                rows.copy_(rows.roll(-1, 0))
-                rows[-1] = weight - mean
+                self.deviations.copy_(self.deviations.roll(-1, 0))
+                self.deviations[-1] = weights - self.average
         self.snapshots.fill_(count)
         self.fresh_statistics.fill_(not self.statistics.as_dict())
 
@@ -125,10 +126,9 @@ class SWAGPosterior(Posterior):
 
     # -- prediction -------------------------------------------------------------------------------------------
 
-    def variance(self) -> dict[str, Tensor]:
-        """Return the variances of the snapshots, the diagonal of SWAG, by name."""
-        count = self.snapshots.clamp_min(1)
-        return {name: total / count for name, total in self.square.as_dict().items()}
+    def variance(self) -> Tensor:
+        """Return the variances of the snapshots, the diagonal of SWAG, as a vector."""
+        return self.square / self.snapshots.clamp_min(1)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the weights, and their statistics, for the present mode."""
@@ -145,24 +145,17 @@ class SWAGPosterior(Posterior):
         return {name: s.clone() for name, s in rows.items()} if trains else rows
 
     def _weights(self, key: Key | None) -> dict[str, Tensor]:
-        average = self.average.as_dict()
         if key is None:
-            return average
+            return self.codec.split(self.average)
+        mean = self.average
         scale = self.scale / (2**0.5 if self.rank else 1.0)
-        deviations = self.deviations.as_dict()
-        columns = (self.snapshots - 1).clamp(max=self.rank)  # as many as were collected
-        drawn = {}
-        for name, variance in self.variance().items():
-            mean = average[name]
-            noise = torch.empty_like(mean).normal_(generator=generator_for(key, name, mean.device))
-            drawn[name] = mean + scale * variance.sqrt() * noise
-            if self.rank:
-                # One z2 for all tensors of a draw: the low-rank part is joint.
-                z2 = torch.empty(self.rank, dtype=mean.dtype, device=mean.device)
-                z2.normal_(generator=generator_for(key, "low rank", mean.device))
-                shift = torch.tensordot(z2, deviations[name], dims=1)
-                drawn[name] += scale * shift / (columns - 1).clamp_min(1).sqrt()
-        return drawn
+        drawn = torch.empty_like(mean).normal_(generator=generator_for(key, "diagonal", mean.device))
+        drawn.mul_(self.variance().sqrt_()).mul_(scale).add_(mean)
+        if self.rank:
+            z = mean.new_empty(self.rank).normal_(generator=generator_for(key, "low rank", mean.device))
+            columns = (self.snapshots - 1).clamp(max=self.rank)  # as many as were collected
+            drawn.addmv_(self.deviations.T, z * scale / (columns - 1).clamp_min(1).sqrt())
+        return self.codec.split(drawn)
 
     def keys(self, num_samples: int | None, seed: int) -> list[Key]:
         """Name the draws; with batch normalisation these are taken from the fixed ones, without replacement."""
@@ -184,7 +177,7 @@ class SWAGPosterior(Posterior):
 
     def sites(self) -> set[nn.Module]:
         """Return the modules that own a random parameter or re-estimated statistics."""
-        return owners(self.network, [*self.average.as_dict(), *self.statistics.as_dict()])
+        return owners(self.network, [*self.codec.names, *self.statistics.as_dict()])
 
 
 @contextmanager

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 
+import torch
 from torch import Tensor, nn
 
-__all__ = ["TensorTree", "batch_norms", "owners", "statistics_names"]
+__all__ = ["Codec", "TensorTree", "batch_norms", "owners", "statistics_names"]
 
 
 class TensorTree(nn.Module):
@@ -33,6 +35,43 @@ class TensorTree(nn.Module):
     def as_dict(self) -> dict[str, Tensor]:
         """Return the tensors by name."""
         return {**dict(self.named_parameters()), **dict(self.named_buffers())}
+
+
+class Codec:
+    """Some of a network's parameters as one vector, and back.
+
+    Args:
+        network: The network.
+        names: Which parameters, in the order of the vector.
+
+    Example:
+        >>> network = nn.Linear(2, 1)
+        >>> codec = Codec(network, ["weight", "bias"])
+        >>> vector = codec.flatten(network)
+        >>> vector.shape, torch.equal(codec.split(vector)["bias"], network.bias)
+        (torch.Size([3]), True)
+    """
+
+    def __init__(self, network: nn.Module, names: Iterable[str]) -> None:
+        self.names = list(names)
+        parameters = [network.get_parameter(name) for name in self.names]
+        self.shapes = [parameter.shape for parameter in parameters]
+        self.sizes = [parameter.numel() for parameter in parameters]
+        self.dtypes = [parameter.dtype for parameter in parameters]
+        self.dtype = functools.reduce(torch.promote_types, self.dtypes)
+
+    def flatten(self, network: nn.Module) -> Tensor:
+        """Return the network's present parameters as a vector, in the widest of their types."""
+        return torch.cat([network.get_parameter(name).detach().reshape(-1).to(self.dtype) for name in self.names])
+
+    def split(self, vector: Tensor) -> dict[str, Tensor]:
+        """Return the parameters that a vector holds, by name: views of it where the types agree."""
+        pieces = zip(self.names, torch.split(vector, self.sizes), self.shapes, self.dtypes, strict=True)
+        return {name: piece.view(shape).to(self._type(dtype, vector)) for name, piece, shape, dtype in pieces}
+
+    def _type(self, dtype: torch.dtype, vector: Tensor) -> torch.dtype:
+        # A posterior moved to another precision moves its vectors with it.
+        return vector.dtype if vector.dtype != self.dtype or dtype == self.dtype else dtype
 
 
 def batch_norms(network: nn.Module) -> dict[str, nn.Module]:

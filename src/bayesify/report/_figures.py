@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bayesify import measure
-from bayesify.evaluate import IGNORED, Evaluation
+from bayesify.evaluate import Evaluation, right_or_wrong
 from bayesify.prediction import ClassificationPrediction
 from bayesify.report._svg import METHOD_COLOURS, SET_COLOURS, new_figure
 
@@ -29,7 +29,6 @@ __all__ = [
     "percent_axis",
     "priced",
     "reliability_figure",
-    "right_or_wrong",
     "risk_coverage_figure",
     "set_swatch",
     "thinned",
@@ -85,7 +84,8 @@ def risk_coverage_figure(evaluations: Sequence[Evaluation]) -> Figure:
     figure = new_figure(*WIDE)
     axes = figure.add_subplot()
     for index, evaluation in enumerate(evaluations):
-        scores, correct = right_or_wrong(evaluation)
+        assert isinstance(evaluation.prediction, ClassificationPrediction)
+        scores, correct = right_or_wrong(evaluation.prediction, evaluation.targets)
         curve = measure.risk_coverage(scores, correct)
         shown = curve.coverage >= min(0.05, float(curve.coverage[-1]))
         coverage, risk = thinned(curve.coverage[shown]), thinned(curve.risk[shown])
@@ -122,14 +122,6 @@ def cost_figure(evaluations: Sequence[Evaluation]) -> Figure:
 def priced(evaluation: Evaluation) -> bool:
     """Whether an evaluation has a place in the figure of costs."""
     return bool(evaluation.cost.predict) and math.isfinite(evaluation.metrics.get("nll", math.nan))
-
-
-def right_or_wrong(evaluation: Evaluation) -> tuple[Tensor, Tensor]:
-    """Return score and correctness of every position that counts."""
-    prediction = evaluation.prediction
-    assert isinstance(prediction, ClassificationPrediction)
-    counts = evaluation.targets != IGNORED
-    return prediction.score(evaluation.score)[counts], (prediction.label == evaluation.targets)[counts]
 
 
 def method_style(index: int, *, line: bool = True, marker: bool = True) -> dict[str, Any]:

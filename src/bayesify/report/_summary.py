@@ -11,9 +11,9 @@ from torch import Tensor
 
 from bayesify import measure
 from bayesify._compare import LEVEL, foreign_names
-from bayesify.evaluate import IGNORED, Evaluation
+from bayesify.evaluate import IGNORED, Evaluation, right_or_wrong
 from bayesify.prediction import ClassificationPrediction, RegressionPrediction
-from bayesify.report._figures import priced, right_or_wrong
+from bayesify.report._figures import priced
 
 __all__ = ["Finding", "calibration", "cost", "detection", "intervals", "quality", "selection", "summary"]
 
@@ -115,7 +115,9 @@ def selection(evaluations: Sequence[Evaluation]) -> Finding | None:
     winners, _ = _best(evaluations, "aurc", digits=6)
     if not winners:
         return None
-    kept = measure.accuracy_after_rejection(*right_or_wrong(winners[0]), fractions=[0.0, 0.1])
+    best = winners[0].prediction
+    assert isinstance(best, ClassificationPrediction)
+    kept = measure.accuracy_after_rejection(*right_or_wrong(best, winners[0].targets), fractions=[0.0, 0.1])
     before, after = (100 * (1 - float(value)) for value in kept)
     text = (
         f"With {winners[0].name}, leaving the most uncertain 10% of the inputs to a person changes the error rate on "
