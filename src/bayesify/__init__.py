@@ -6,7 +6,17 @@ from bayesify.convert import convert
 from bayesify.evaluate import Evaluation, evaluate
 from bayesify.fit import History, fit
 from bayesify.likelihoods import Bernoulli, Categorical, Custom, Gaussian, Likelihood
-from bayesify.methods import MAP, SWAG, DeepEnsemble, MCDropout, Method, ensemble, methods
+from bayesify.methods import (
+    MAP,
+    SWAG,
+    BayesAdapter,
+    DeepEnsemble,
+    MCDropout,
+    Method,
+    UncertaintyRegulariser,
+    ensemble,
+    methods,
+)
 from bayesify.posteriors import Posterior
 from bayesify.predict import predict
 from bayesify.prediction import ClassificationPrediction, Prediction, RegressionPrediction
@@ -15,6 +25,7 @@ from bayesify.storage import load, save
 __all__ = [
     "MAP",
     "SWAG",
+    "BayesAdapter",
     "Bernoulli",
     "Categorical",
     "ClassificationPrediction",
@@ -29,6 +40,7 @@ __all__ = [
     "Posterior",
     "Prediction",
     "RegressionPrediction",
+    "UncertaintyRegulariser",
     "calibrate",
     "convert",
     "data",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
-from bayesify import MAP, SWAG, DeepEnsemble, MCDropout, Method, Posterior
+from bayesify import MAP, SWAG, BayesAdapter, DeepEnsemble, MCDropout, Method, Posterior
 
 CLASSES = 3
 
@@ -26,6 +26,7 @@ class Case:
         random: Whether draws differ at all.
         mean: Whether there is a mean network.
         any_draws: Whether any number of draws can be had.
+        prior: Whether a prior acts on parameters that no output depends on.
     """
 
     noisy: Method
@@ -33,6 +34,7 @@ class Case:
     random: bool = True
     mean: bool = True
     any_draws: bool = True
+    prior: bool = False
 
     @property
     def name(self) -> str:
@@ -52,6 +54,11 @@ CASES = (
         SWAG(rank=2, num_draws=4, epochs=3, snapshots_per_epoch=2, lr=0.1),
         SWAG(rank=2, num_draws=4, scale=0.0),
         any_draws=False,
+    ),
+    Case(
+        BayesAdapter(start_std=(0.05, 0.1), epochs=2, weight_decay=0.01),
+        BayesAdapter(start_std=(0.0, 0.0)),
+        prior=True,
     ),
 )
 

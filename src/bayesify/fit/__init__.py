@@ -222,6 +222,7 @@ class _Run:
         if not any(parameter.requires_grad for group in stage.groups for parameter in group["params"]):
             raise ValueError(f"There is nothing to train in {stage.name}: every parameter is frozen.")
         optimiser = self.make_optimiser(stage.groups)
+        self.method.prepare_optimiser(self.posterior, optimiser, self.num_data)
         schedule = self.method.make_schedule(optimiser, self.epochs * self.steps_per_epoch)
         kind = type(optimiser).__name__
         optimiser = self.engine.prepare(optimiser)

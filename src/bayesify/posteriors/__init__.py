@@ -3,6 +3,7 @@
 from bayesify.posteriors._base import Draw, LossTerms, Posterior, ShapeError
 from bayesify.posteriors._batch_dims import evaluation_mode
 from bayesify.posteriors._dropout import AlphaDropoutNoise, DropoutNoise, NoisePosterior
+from bayesify.posteriors._gaussian import GaussianPosterior, NoiseKind
 from bayesify.posteriors._members import MembersPosterior
 from bayesify.posteriors._noise import Key, Noise
 from bayesify.posteriors._plain import PointPosterior
@@ -13,10 +14,12 @@ __all__ = [
     "AlphaDropoutNoise",
     "Draw",
     "DropoutNoise",
+    "GaussianPosterior",
     "Key",
     "LossTerms",
     "MembersPosterior",
     "Noise",
+    "NoiseKind",
     "NoisePosterior",
     "PointPosterior",
     "Posterior",

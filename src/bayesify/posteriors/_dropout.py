@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from bayesify.posteriors._base import Posterior
+from bayesify.posteriors._forward import forbid_fused_layers
 from bayesify.posteriors._noise import Noise
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class NoisePosterior(Posterior):
 
     def __init__(self, network: nn.Module, method: Method) -> None:
         super().__init__(network, method)
-        _forbid_fused_layers(network, self.sites())
+        forbid_fused_layers(network, self.sites())
 
     @property
     def folds(self) -> bool:
@@ -35,25 +36,14 @@ class NoisePosterior(Posterior):
         without_batch = any(batch.dim is None for batch in (self.noise.batch_dims or {}).values())
         return not without_batch and all(norm.running_mean is not None for norm in norms)
 
+    def independent_rows(self, inputs: Any) -> bool:
+        """Return True: fresh noise is drawn for each row."""
+        del inputs
+        return True
+
     def sites(self) -> set[nn.Module]:
         """Return the noisy layers."""
         return {module for module in self.network.modules() if isinstance(getattr(module, "noise", None), Noise)}
-
-
-def _forbid_fused_layers(network: nn.Module, sites: set[nn.Module]) -> None:
-    # In evaluation mode a transformer's encoder layer runs one fused kernel, which skips dropout without a word.
-    # It does not when a hook is attached.
-    for module in network.modules():
-        if sites.isdisjoint(module.modules()):
-            continue
-        if isinstance(module, nn.TransformerEncoderLayer):
-            module.register_forward_pre_hook(_no_change)
-        if isinstance(module, nn.TransformerEncoder):
-            module.use_nested_tensor = False  # the fused kernel alone understands nested tensors
-
-
-def _no_change(module: nn.Module, args: tuple[Any, ...]) -> None:
-    del module, args
 
 
 class DropoutNoise(nn.Module):
