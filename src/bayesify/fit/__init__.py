@@ -13,6 +13,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from bayesify._progress import bar
+from bayesify._tree import inputs_of
 from bayesify.fit._checkpoint import Checkpoint, Progress
 from bayesify.fit._engine import Engine, Precision, make_engine
 from bayesify.fit._health import (
@@ -24,9 +25,10 @@ from bayesify.fit._health import (
 )
 from bayesify.fit._history import EpochRecord, History
 from bayesify.fit._log import Log, open_log
+from bayesify.fit._paired import Paired
 from bayesify.fit._random import generators, global_generators_kept, random_state, restore_random_state, seed_all
 from bayesify.likelihoods import Likelihood
-from bayesify.methods import Stage
+from bayesify.methods import Stage, UncertaintyRegulariser
 from bayesify.posteriors import LossTerms, Posterior
 
 __all__ = ["EpochRecord", "History", "NonFiniteError", "fit"]
@@ -39,6 +41,8 @@ def fit(
     likelihood: str | Likelihood | None = None,
     epochs: int | None = None,
     val_loader: Iterable[Any] | None = None,
+    ood_loader: Iterable[Any] | None = None,
+    regulariser: UncertaintyRegulariser | None = None,
     patience: int | None = None,
     num_data: int | None = None,
     optimiser: Callable[[list[dict[str, Any]]], Optimizer] | None = None,
@@ -63,6 +67,9 @@ def fit(
         likelihood: What the outputs mean; None keeps the posterior's.
         epochs: For each stage; None takes the method's.
         val_loader: Batches for the validation NLL after each epoch.
+        ood_loader: Batches of foreign inputs (targets are not looked at), on which the posterior is to be uncertain; each
+            step takes one, and the loader begins again when it ends.
+        regulariser: How that is asked for; None takes `UncertaintyRegulariser()`.
         patience: Stop a stage after this many epochs without a better validation NLL, and take the best weights.
         num_data: The size of the training set; None takes `len(loader.dataset)`.
         optimiser: A function of parameter groups that returns an optimiser; None takes the method's.
@@ -98,9 +105,15 @@ def fit(
         raise ValueError(f"clip_norm must be greater than 0, but it is {clip_norm}.")
     if patience is not None and val_loader is None:
         raise ValueError("patience needs a val_loader: early stopping looks at the validation NLL.")
+    if regulariser is not None and ood_loader is None:
+        raise ValueError("The regulariser needs foreign inputs: pass an ood_loader.")
+    if ood_loader is not None:
+        _check_loader(ood_loader)
     run = _Run(
         posterior=posterior,
         loader=loader,
+        ood_loader=ood_loader,
+        regulariser=regulariser,
         val_loader=val_loader,
         epochs=epochs,
         patience=patience,
@@ -127,6 +140,8 @@ class _Run:
         *,
         posterior: Posterior,
         loader: Iterable[Any],
+        ood_loader: Iterable[Any] | None,
+        regulariser: UncertaintyRegulariser | None,
         val_loader: Iterable[Any] | None,
         epochs: int,
         patience: int | None,
@@ -144,6 +159,8 @@ class _Run:
         self.posterior = posterior
         self.method = posterior.method
         self.loader = loader
+        self.ood_loader = ood_loader
+        self.regulariser = regulariser
         self.val_loader = val_loader
         self.epochs = epochs
         self.patience = patience
@@ -176,6 +193,12 @@ class _Run:
             "processes": engine.processes,
             "generators": len(generators(loader)),
         }
+        if ood_loader is not None:
+            settings["ood"] = {
+                "batches": _length(ood_loader),
+                "regulariser": asdict(regulariser or UncertaintyRegulariser()),
+                "generators": len(generators(ood_loader)),
+            }
         self.checkpoint = Checkpoint(checkpoint, settings)
 
     # -- the run --------------------------------------------------------------------------------------------
@@ -205,11 +228,13 @@ class _Run:
 
     def _all_epochs(self, stages: list[Stage], saved: dict[str, Any] | None) -> None:
         self._seed(0, -1, shared=True)  # Accelerate may seed the order of the data now
-        with self.engine.sharded(self.loader) as shard:
+        with self.engine.sharded(self.loader) as shard, self._foreign_shard() as foreign:
             self.batches = _length(shard)
+            if foreign is not None:
+                shard = Paired(shard, foreign)
             self.steps_per_epoch = -(-self.batches // self.accumulate)
             if saved is not None:
-                restore_random_state(saved["random"][self.engine.rank]["now"], self.loader)
+                restore_random_state(saved["random"][self.engine.rank]["now"], *self._loaders)
             for index in range(self.progress.stage, len(stages)):
                 with stages[index].context():
                     self._stage(index, stages[index], shard, saved)
@@ -272,16 +297,16 @@ class _Run:
         if saved is None:
             self.sums, state.step, state.seconds = {}, 0, 0.0
             self._seed(state.stage, state.epoch)
-            self.epoch_random = random_state(self.loader)
+            self.epoch_random = random_state(*self._loaders)
         else:
             self.sums = dict(state.sums)
             self.epoch_random = saved["random"][self.engine.rank]["epoch"]
-            restore_random_state(self.epoch_random, self.loader)
+            restore_random_state(self.epoch_random, *self._loaders)
         batches = iter(loader)
         for _ in range(state.step):  # the same order of data as before, without the steps that were done
             next(batches)
         if saved is not None:
-            restore_random_state(saved["random"][self.engine.rank]["now"], self.loader)
+            restore_random_state(saved["random"][self.engine.rank]["now"], *self._loaders)
         label = f"{stage.name} epoch {state.epoch + 1}/{self.epochs}"
         shown = bar(batches, label, shown=self.shown, total=self.batches, initial=state.step)
         optimiser.zero_grad(set_to_none=True)
@@ -316,11 +341,12 @@ class _Run:
         if state.step > total - total % self.accumulate:
             group = total % self.accumulate
         with nullcontext() if steps else self.engine.accumulating():
-            terms = self.engine.loss(batch, self.num_data)
+            terms = self._loss(batch)
             self.engine.backward(terms.total / group)
         detached = LossTerms({name: value.detach().double() for name, value in terms.items()})
         if self._may_look():
-            check_finite(detached, self.posterior, batch, stage.name, state.step)
+            own = batch if self.ood_loader is None else batch[0]
+            check_finite(detached, self.posterior, own, stage.name, state.step)
         for name, value in [*detached.items(), ("total", detached.total)]:
             self.sums[name] = self.sums.get(name, 0.0) + value
         if steps:
@@ -330,6 +356,24 @@ class _Run:
             done = state.epoch * self.steps_per_epoch + -(-state.step // self.accumulate)
             self.method.after_step(self.posterior, done, self.epochs * self.steps_per_epoch, self.steps_per_epoch)
         return steps
+
+    def _loss(self, batch: Any) -> LossTerms:
+        if self.ood_loader is None:
+            return self.engine.loss(batch, self.num_data)
+        own, foreign = batch
+        return self.engine.loss(own, self.num_data, foreign=inputs_of(foreign), regulariser=self.regulariser)
+
+    @contextmanager
+    def _foreign_shard(self) -> Iterator[Iterable[Any] | None]:
+        if self.ood_loader is None:
+            yield None
+            return
+        with self.engine.sharded(self.ood_loader) as shard:
+            yield shard
+
+    @property
+    def _loaders(self) -> tuple[Iterable[Any] | None, ...]:
+        return (self.loader, self.ood_loader)
 
     def _may_look(self) -> bool:
         """Whether to read numbers now: always on a CPU; on other devices, where that waits, now and then."""
@@ -405,7 +449,7 @@ class _Run:
     def _save(self, optimiser: Optimizer | None, schedule: Any) -> None:
         if self.checkpoint.folder is None:
             return
-        random = self.engine.gather({"now": random_state(self.loader), "epoch": self.epoch_random})
+        random = self.engine.gather({"now": random_state(*self._loaders), "epoch": self.epoch_random})
         self.progress.sums = {name: float(value) for name, value in self.sums.items()}
         if self.engine.rank == 0:
             parts = {
