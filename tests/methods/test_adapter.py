@@ -58,7 +58,13 @@ def test_both_forms_take_the_same_steps_of_sgd(prior: str, accumulate: int):
     states = []
     for form in ("autograd", "built-in"):
         method = BayesAdapter(
-            start_std=(0.1, 0.2), weight_decay=0.05, prior=prior, prior_gradient=form, lr=0.05, epochs=3, temperature=0.7
+            start_std=(0.1, 0.2),
+            weight_decay=0.05,
+            prior=prior,
+            prior_gradient=form,
+            lr=0.05,
+            epochs=3,
+            temperature=0.7,
         )
         posterior = bayesify.convert(_network(), method)
         loader = DataLoader(_data(), batch_size=6, shuffle=True)

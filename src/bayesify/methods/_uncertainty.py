@@ -75,9 +75,7 @@ class UncertaintyRegulariser:
                 f"weight must be at least 0 and threshold above 0, but they are {self.weight} and {self.threshold}."
             )
 
-    def objective(
-        self, posterior: Posterior, inputs: Any, targets: Any, foreign: Any, num_data: int
-    ) -> LossTerms:
+    def objective(self, posterior: Posterior, inputs: Any, targets: Any, foreign: Any, num_data: int) -> LossTerms:
         """Return the method's loss terms of a batch, and the term "uncertainty" of foreign inputs."""
         method = posterior.method
         if not method.trains_draws:

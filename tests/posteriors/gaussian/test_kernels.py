@@ -170,7 +170,9 @@ def test_a_token_has_one_vector_in_an_example_and_others_elsewhere(kind: str):
     counts = torch.bincount(ids.flatten(), minlength=6).double()
     counts[0] = 0
     assert_close(mean, counts[:, None].expand(-1, 3), **EXACT)
-    deviations = torch.zeros(6, 3, dtype=torch.float64).index_add_(0, ids.flatten(), (y - layer.weight[ids]).flatten(0, 1))
+    deviations = torch.zeros(6, 3, dtype=torch.float64).index_add_(
+        0, ids.flatten(), (y - layer.weight[ids]).flatten(0, 1)
+    )
     assert_close(log_std, deviations, **EXACT)  # d(std e)/d psi = std e
 
 

@@ -71,7 +71,9 @@ def test_what_has_no_width_is_not_random_and_has_no_part_in_the_kl():
     posterior.kl(0.5).backward()
     for name in rows:
         assert not posterior.log_std.get_parameter(name).grad.any()
-        assert torch.equal(posterior.draw(0).posterior.weights(posterior.keys(1, 0)[0])[name], network.get_parameter(name))
+        assert torch.equal(
+            posterior.draw(0).posterior.weights(posterior.keys(1, 0)[0])[name], network.get_parameter(name)
+        )
 
 
 def test_bad_shapes_and_priors_get_a_sentence():

@@ -127,7 +127,9 @@ class Convolution(Operation):
         """Return the product of the signs, as many dimensions as the weight and one more."""
         rows = len(of_inputs)
         inputs, outputs = (signs.view(rows, self.groups, -1) for signs in (of_inputs, of_outputs))
-        rest = inputs[..., None] * outputs[..., None, :] if self.transposed else outputs[..., None] * inputs[..., None, :]
+        rest = (
+            inputs[..., None] * outputs[..., None, :] if self.transposed else outputs[..., None] * inputs[..., None, :]
+        )
         return rest.view(rows, *weight.shape[:2], *[1] * (weight.ndim - 2))
 
 
