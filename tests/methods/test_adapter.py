@@ -105,7 +105,7 @@ def test_the_priors_width():
 def test_weight_decay_in_the_optimiser_is_refused():
     posterior = bayesify.convert(_network(), BayesAdapter())
     loader = DataLoader(_data(), batch_size=6)
-    with pytest.raises(ValueError, match="weight_decay=0.01, and the prior"):
+    with pytest.raises(ValueError, match=r"weight_decay=0\.01, and the prior"):
         bayesify.fit(posterior, loader, epochs=1, progress=False, optimiser=torch.optim.AdamW)
     bayesify.fit(posterior, loader, epochs=1, progress=False, accuracy_tolerance=1, optimiser=torch.optim.Adam)
 
@@ -169,8 +169,8 @@ def test_bayesian_linear_regression_has_the_analytic_mean_field_posterior(noise:
     mean = torch.linalg.solve(precision, x.T @ y / noise_std**2)
     std = precision.diagonal().rsqrt()
     method = BayesAdapter(
-        noise=noise, start_std=(0.02, 0.02), prior_std=prior_std, lr=0.02, log_std_lr=0.1, epochs=300, schedule="cosine",
-        log_std_schedule="cosine",
+        noise=noise, start_std=(0.02, 0.02), prior_std=prior_std, lr=0.02, log_std_lr=0.1, epochs=300,
+        schedule="cosine", log_std_schedule="cosine",
     )  # fmt: skip
     network = nn.Linear(3, 1, bias=False).double()
     posterior = bayesify.convert(network, method, likelihood=Gaussian(noise_std=noise_std))

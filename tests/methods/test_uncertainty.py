@@ -52,7 +52,7 @@ def test_it_is_finite_with_finite_gradients_for_one_hot_draws():
     assert logits.grad.isfinite().all()
 
 
-# -- the term -----------------------------------------------------------------------------------------------------------
+# -- the term -----------------------------------------------------------------------------------------------------
 
 
 def test_the_term_is_the_mean_of_hinges():
@@ -111,8 +111,8 @@ def test_other_methods_can_use_it_and_some_cannot():
     for method in (MAP(), SWAG(), DeepEnsemble(members=2)):
         with pytest.raises(ValueError, match="trains no random pass"):
             bayesify.convert(network, method).loss(batch, num_data=8, foreign=foreign)
+    regression = bayesify.convert(network, NOISY, likelihood="regression")
     with pytest.raises(ValueError, match="has no classes"):
-        regression = bayesify.convert(network, NOISY, likelihood="regression")
         regression.loss((batch[0], batch[0]), num_data=8, foreign=foreign)
 
 
@@ -127,7 +127,7 @@ def test_a_threshold_without_effect_is_warned_of():
         else:
             posterior.loss(batch, num_data=8, foreign=foreign, regulariser=regulariser)
     for settings in ({"num_samples": 1}, {"weight": -1.0}, {"threshold": 0.0}):
-        with pytest.raises(ValueError, match="must be|Draws disagree"):
+        with pytest.raises(ValueError, match=r"must be|Draws disagree"):
             UncertaintyRegulariser(**settings)
 
 

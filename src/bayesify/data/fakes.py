@@ -55,9 +55,10 @@ def blur(x: Tensor, sigma: float | Tensor) -> Tensor:
     kernels = torch.exp(-0.5 * (offsets / widths[:, None].clamp_min(1e-3)) ** 2)
     kernels = (kernels / kernels.sum(1, keepdim=True)).repeat_interleave(x.shape[1], 0)
     rows = x.flatten(0, 1)[None]
-    for shape in ((1, 1, -1, 1), (1, 1, 1, -1)):
-        border = [reach, reach, 0, 0] if shape[3] == -1 else [0, 0, reach, reach]
-        weight = kernels.view(len(kernels), *shape[1:])
+    for weight, border in (
+        (kernels[:, None, :, None], [0, 0, reach, reach]),
+        (kernels[:, None, None, :], [reach, reach, 0, 0]),
+    ):
         rows = conv2d(pad(rows, border, mode="reflect"), weight, groups=len(kernels))
     return rows[0].view_as(x)
 

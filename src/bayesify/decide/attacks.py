@@ -37,8 +37,8 @@ def surprise(likelihood: Likelihood, targets: Tensor) -> Goal:
 def disagreement_avoided(likelihood: Likelihood, targets: Tensor, weight: float = 10.0) -> Goal:
     """Return the goal of `surprise`, less `weight` times the mutual information of the draws.
 
-    An attacker who knows that the mutual information is watched tries to be wrong and unnoticed: a detector is as good as
-    it is against this.
+    An attacker who knows that the mutual information is watched tries to be wrong and unnoticed: a detector is as good
+    as it is against this.
     """
     wrong = surprise(likelihood, targets)
     return lambda outputs: wrong(outputs) - weight * mutual_information(likelihood.log_probs(outputs))

@@ -67,8 +67,8 @@ def fit(
         likelihood: What the outputs mean; None keeps the posterior's.
         epochs: For each stage; None takes the method's.
         val_loader: Batches for the validation NLL after each epoch.
-        ood_loader: Batches of foreign inputs (targets are not looked at), on which the posterior is to be uncertain; each
-            step takes one, and the loader begins again when it ends.
+        ood_loader: Batches of foreign inputs (targets are not looked at), on which the posterior is to be uncertain;
+            each step takes one, and the loader begins again when it ends.
         regulariser: How that is asked for; None takes `UncertaintyRegulariser()`.
         patience: Stop a stage after this many epochs without a better validation NLL, and take the best weights.
         num_data: The size of the training set; None takes `len(loader.dataset)`.

@@ -95,7 +95,7 @@ class UncertaintyRegulariser:
             with posterior.noise.foreign_rows(self.num_samples * others if apart else 0):
                 outputs = method.outputs(posterior, together)
             terms = method.terms(posterior, outputs[:rows], targets, num_data)
-            draws = outputs[rows:].unflatten(0, (self.num_samples, others))
+            draws = outputs[rows:].view(self.num_samples, others, *outputs.shape[1:])
         else:
             terms = method.objective(posterior, inputs, targets, num_data)
             with posterior.noise.foreign_rows(others if apart else 0):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -16,11 +16,20 @@ from bayesify.posteriors._forward import patched_forward
 __all__ = ["normalise_apart", "statistics_apart"]
 
 
-def normalise_apart(layer: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, foreign: int) -> Tensor:
+Normalise = Callable[[slice, Tensor | None, Tensor | None, bool, float], Tensor]
+
+
+def normalise_apart(layer: Any, x: Tensor, foreign: int, normalise: Normalise) -> Tensor:
     """Normalise by the batch's statistics, but its last `foreign` rows by the running ones.
 
     Foreign rows are so normalised as they are in prediction, and leave the running statistics alone. Without any, or in
-    evaluation mode, this is what `layer.forward` does, with another scale and shift.
+    evaluation mode, the statistics are those that `layer.forward` takes and updates.
+
+    Args:
+        layer: A batch normalisation.
+        x: Its input.
+        foreign: How many of the last rows are foreign.
+        normalise: `normalise(rows, running_mean, running_var, training, momentum)` for a part of the rows.
     """
     training = layer.training or (layer.running_mean is None and layer.running_var is None)
     momentum = 0.0 if layer.momentum is None else layer.momentum
@@ -30,15 +39,15 @@ def normalise_apart(layer: Any, x: Tensor, weight: Tensor | None, bias: Tensor |
             momentum = 1.0 / float(layer.num_batches_tracked)
     tracked = not layer.training or layer.track_running_stats
     mean, var = (layer.running_mean, layer.running_var) if tracked else (None, None)
+    everything = slice(0, len(x))
     if not foreign or not training or layer.running_mean is None:
-        return functional.batch_norm(x, mean, var, weight, bias, training, momentum, layer.eps)
+        return normalise(everything, mean, var, training, momentum)
     if foreign == len(x):
-        return functional.batch_norm(x, mean, var, weight, bias, False, 0.0, layer.eps)
-    own = functional.batch_norm(x[:-foreign], mean, var, weight, bias, True, momentum, layer.eps)
+        return normalise(everything, mean, var, False, 0.0)
+    own = normalise(slice(0, len(x) - foreign), mean, var, True, momentum)
     # Copies, since the next pass updates the statistics in place before this one's gradients are taken.
     fixed = layer.running_mean.clone(), layer.running_var.clone()
-    other = functional.batch_norm(x[-foreign:], *fixed, weight, bias, False, 0.0, layer.eps)
-    return torch.cat([own, other])
+    return torch.cat([own, normalise(slice(len(x) - foreign, len(x)), *fixed, False, 0.0)])
 
 
 @contextmanager
@@ -58,4 +67,8 @@ def statistics_apart(network: nn.Module, foreign: int, rows: int) -> Iterator[No
 
 def _forward(norm: Any, foreign: int, rows: int, input: Tensor) -> Tensor:
     norm._check_input_dim(input)
-    return normalise_apart(norm, input, norm.weight, norm.bias, foreign * (len(input) // rows))
+
+    def normalise(part: slice, mean: Tensor | None, var: Tensor | None, training: bool, momentum: float) -> Tensor:
+        return functional.batch_norm(input[part], mean, var, norm.weight, norm.bias, training, momentum, norm.eps)
+
+    return normalise_apart(norm, input, foreign * (len(input) // rows), normalise)

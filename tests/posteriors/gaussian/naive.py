@@ -42,7 +42,7 @@ def weights(layer: nn.Module, kind: str, psi: dict[str, Tensor], rows: int) -> d
 
 def _exemplar(mean: Tensor, rows: int) -> Tensor:
     generator = torch.Generator().manual_seed(SEED)
-    size = max(1, _functions.CHUNK // mean.numel())
+    size = rows if rows * mean.numel() <= 1.5 * _functions.CHUNK else max(1, _functions.CHUNK // mean.numel())
     return torch.cat(
         [
             torch.empty(min(size, rows - start), *mean.shape, dtype=mean.dtype).normal_(generator=generator)

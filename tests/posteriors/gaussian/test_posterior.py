@@ -78,7 +78,7 @@ def test_what_has_no_width_is_not_random_and_has_no_part_in_the_kl():
 
 def test_bad_shapes_and_priors_get_a_sentence():
     network = _mlp()
-    with pytest.raises(ValueError, match="'0.weight' have the shape"):
+    with pytest.raises(ValueError, match=r"'0\.weight' have the shape"):
         GaussianPosterior(network, MAP(), log_stds={"0.weight": torch.zeros(3, 4)})
     with pytest.raises(ValueError, match="prior_std must be positive"):
         _posterior(network).kl(0.0)

@@ -50,7 +50,7 @@ def exemplar(x: Tensor, mean: Tensor, std: Tensor, operation: Operation, seed: i
         (B, ...). Costs one product with B times the groups, and B |W| normal numbers; twice as many where they are not
         kept, which is where they are more than half as many as the input's.
     """
-    result: Tensor = _Exemplar.apply(x, mean, std, operation, seed)
+    result: Tensor = _Exemplar.apply(x, mean, std, operation, seed)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -63,7 +63,7 @@ def flipout(
     eq. 4). `weights_each` forms the weights and takes one product with B times the groups; without it there are two
     products, x mean' + r (x s) (std e)'. The numbers are the same.
     """
-    result: Tensor = _Flipout.apply(x, mean, std, operation, seed, weights_each)
+    result: Tensor = _Flipout.apply(x, mean, std, operation, seed, weights_each)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -83,7 +83,7 @@ class _Exemplar(Function):
         return _joined(outputs)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, mean, std, *kept = ctx.saved_tensors
         generator = _generator(ctx.seed, x)
@@ -111,7 +111,8 @@ class _Flipout(Function):
         ctx.operation, ctx.weights_each = operation, weights_each
         change = std * noise
         if not weights_each:
-            return operation.shared(x, mean) + operation.shared(x * of_inputs, change) * of_outputs
+            flipped = operation.shared(x * of_inputs, change).mul_(of_outputs)
+            return operation.shared(x, mean).add_(flipped)
         return _joined(
             [
                 operation.each(x[rows], mean + operation.weight_signs(of_inputs[rows], of_outputs[rows], mean) * change)
@@ -120,7 +121,7 @@ class _Flipout(Function):
         )
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, mean, std, noise, of_inputs, of_outputs = ctx.saved_tensors
         need_x, operation, change = ctx.needs_input_grad[0], ctx.operation, std * noise
@@ -128,7 +129,7 @@ class _Flipout(Function):
             of_x, of_mean = operation.shared_backward(grad, x, mean, need_x=need_x)
             flipped, of_change = operation.shared_backward(grad * of_outputs, x * of_inputs, change, need_x=need_x)
             if need_x:
-                of_x = torch.addcmul(of_x, flipped, of_inputs)
+                of_x.add_(flipped.mul_(of_inputs))
             return of_x, of_mean, of_change * noise, None, None, None
         of_mean, of_change = torch.zeros_like(mean), torch.zeros_like(std)
         parts = []
@@ -147,7 +148,8 @@ def _generator(seed: int, like: Tensor) -> torch.Generator:
 
 def _chunks(x: Tensor, weight: Tensor) -> Iterator[slice]:
     """Cut the examples, by their number and the weight's size alone: another call then has the same noise."""
-    size = max(1, CHUNK // max(weight.numel(), 1))
+    whole = len(x) * weight.numel()
+    size = len(x) if whole <= 1.5 * CHUNK else max(1, CHUNK // weight.numel())
     for start in range(0, len(x), size):
         yield slice(start, min(start + size, len(x)))
 

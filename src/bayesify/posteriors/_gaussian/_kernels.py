@@ -134,8 +134,8 @@ def _without_batch(visit: Visit) -> Visit:
 def embedding(layer: nn.Embedding, ids: Tensor, visit: Visit) -> Tensor:
     """Look tokens up in each example's own table; a token that stands twice in an example has one vector there.
 
-    Numbers are drawn for the tokens that occur only: one vector for each pair of an example and a token, or with flipout
-    one for each token, with signs for each example.
+    Numbers are drawn for the tokens that occur only: one vector for each pair of an example and a token, or with
+    flipout one for each token, with signs for each example.
     """
     mean = functional.embedding(ids, layer.weight, layer.padding_idx)
     log_std = visit.log_std("weight")

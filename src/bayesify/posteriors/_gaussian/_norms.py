@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
+from bayesify.posteriors._gaussian._batch_norm import batch_norm_each
 from bayesify.posteriors._gaussian._site import Visit
 from bayesify.posteriors._statistics import normalise_apart
 
@@ -16,9 +17,23 @@ __all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm"
 def batch_norm(layer: Any, x: Tensor, visit: Visit) -> Tensor:
     """Run batch normalisation with a scale and a shift for each example."""
     layer._check_input_dim(x)
-    foreign = visit.present.foreign * (len(x) // visit.present.rows)
-    plain = normalise_apart(layer, x, None, None, foreign)
-    return _affine(plain, layer, visit, [-1, *[1] * (x.ndim - 2)])
+    present = visit.present
+    rows, times = visit.batch.rows, len(x) // visit.batch.rows
+    if visit.batch.dim not in (0, None):
+        rows, times = 1, len(x)
+    weight = layer.weight if layer.weight is not None else x.new_ones(x.shape[1])
+    bias = layer.bias if layer.bias is not None else x.new_zeros(x.shape[1])
+    scale = visit.each("weight", weight, rows).repeat_interleave(times, 0)
+    shift = visit.each("bias", bias, rows).repeat_interleave(times, 0)
+
+    def normalise(part: slice, mean: Tensor | None, var: Tensor | None, training: bool, momentum: float) -> Tensor:
+        if x.dtype != scale.dtype:  # autocast
+            y = functional.batch_norm(x[part], mean, var, None, None, training, momentum, layer.eps)
+            ones = [1] * (x.ndim - 2)
+            return y * scale[part].view(-1, x.shape[1], *ones) + shift[part].view(-1, x.shape[1], *ones)
+        return batch_norm_each(x[part], scale[part], shift[part], mean, var, training, momentum, layer.eps)
+
+    return normalise_apart(layer, x, present.foreign * (len(x) // present.rows), normalise)
 
 
 def instance_norm(layer: Any, x: Tensor, visit: Visit) -> Tensor:

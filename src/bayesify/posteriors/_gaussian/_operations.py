@@ -87,7 +87,7 @@ class Convolution(Operation):
     groups: int
 
     def _run(self, x: Tensor, weight: Tensor, groups: int) -> Tensor:
-        return torch.ops.aten.convolution(
+        return torch.convolution(
             x, weight, None, self.stride, self.padding, self.dilation, self.transposed, self.output_padding, groups
         )
 
@@ -100,12 +100,13 @@ class Convolution(Operation):
 
     def shared(self, x: Tensor, weight: Tensor) -> Tensor:
         """Apply one weight to all examples."""
-        return self._run(x.flatten(0, 1), weight, self.groups).unflatten(0, x.shape[:2])
+        y = self._run(x.flatten(0, 1), weight, self.groups)
+        return y.view(*x.shape[:2], *y.shape[1:])
 
     def shared_backward(self, grad: Tensor, x: Tensor, weight: Tensor, *, need_x: bool) -> Gradients:
         """Return the gradients of the input and of the one weight."""
         of_x, of_weight = self._backward(grad.flatten(0, 1), x.flatten(0, 1), weight, self.groups, need_x)
-        return (of_x.unflatten(0, x.shape[:2]) if of_x is not None else None), of_weight
+        return (of_x.view_as(x) if of_x is not None else None), of_weight
 
     def each(self, x: Tensor, weights: Tensor) -> Tensor:
         """Apply to each example its own weight: one convolution with B times the groups."""
@@ -139,4 +140,4 @@ def _together(x: Tensor) -> Tensor:
 
 
 def _apart(y: Tensor, rows: int) -> Tensor:
-    return y.unflatten(1, (rows, -1)).transpose(0, 1)
+    return y.reshape(len(y), rows, -1, *y.shape[2:]).transpose(0, 1)

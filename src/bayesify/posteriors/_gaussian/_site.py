@@ -97,13 +97,14 @@ class Visit:
             )
         return len(self.site.calls) == 1
 
-    def each(self, name: str, mean: Tensor) -> Tensor:
+    def each(self, name: str, mean: Tensor, rows: int | None = None) -> Tensor:
         """Draw a small parameter, a bias or a scale, for each example: (B, *mean)."""
         std = self.std(name)
+        rows = self.batch.rows if rows is None else rows
         if std is None:
-            return mean.expand(self.batch.rows, *mean.shape)
+            return mean.expand(rows, *mean.shape)
         generator = torch.Generator(mean.device).manual_seed(self.seed + _STREAMS[name])
-        return mean + std.to(mean.dtype) * normals([self.batch.rows, *mean.shape], mean, generator)
+        return mean + std.to(mean.dtype) * normals([rows, *mean.shape], mean, generator)
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,8 @@ class Arrangement:
         """Turn an activation into (B, r, ...): examples first, r entries of the batch's dimension for each."""
         if self.dim is None:
             return x[None]
-        return x.movedim(self.dim, 0).unflatten(0, (self.rows, -1))
+        first = x.movedim(self.dim, 0)
+        return first.reshape(self.rows, len(first) // self.rows, *first.shape[1:])
 
     def join(self, x: Tensor) -> Tensor:
         """Turn (B, r, ...) back."""
