@@ -144,8 +144,8 @@ def layers(repeats: int) -> None:
         grad = torch.randn(128, channels, size, size)
         for _ in range(repeats):
             for name, way in ways.items():
-                base = seconds(lambda: plain().backward(grad))
-                pairs[name].append(seconds(lambda w=way: w().backward(grad[:, None])) / base)
+                base = seconds(lambda g=grad: plain().backward(g))
+                pairs[name].append(seconds(lambda w=way, g=grad: w().backward(g[:, None])) / base)
         shown = ", ".join(f"{name} {statistics.median(values):.2f}" for name, values in pairs.items())
         print(f"{channels} channels at {size} x {size}: {shown}", flush=True)
 

@@ -17,7 +17,7 @@ from bayesify.methods._uncertainty import mutual_information
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 NOISY = BayesAdapter(start_std=(0.3, 0.4), noise="exemplar", epochs=2)
-_LOUDER = BayesAdapter(start_std=(0.05, 0.1), prior_std=0.3, lr=0.05, log_std_lr=0.2, epochs=30)
+LOUDER = BayesAdapter(start_std=(0.05, 0.1), prior_std=0.3, lr=0.05, log_std_lr=0.2, epochs=30)
 
 
 def _network() -> nn.Module:
@@ -183,7 +183,7 @@ def _loaders() -> tuple[DataLoader, DataLoader]:
 def test_fit_raises_uncertainty_on_foreign_inputs():
     found = {}
     for regularised in (False, True):
-        posterior = bayesify.convert(_network(), _LOUDER)
+        posterior = bayesify.convert(_network(), LOUDER)
         loader, foreign = _loaders()
         options = {"ood_loader": foreign, "regulariser": UncertaintyRegulariser(weight=10.0)} if regularised else {}
         history = bayesify.fit(posterior, loader, progress=False, accuracy_tolerance=1, **options)

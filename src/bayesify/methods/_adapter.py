@@ -84,8 +84,8 @@ class BayesAdapter(Method):
 
     @classmethod
     def example(cls) -> BayesAdapter:
-        """Return a short run with more noise at the start."""
-        return cls(epochs=15, start_std=(0.02, 0.03), lr=0.005, log_std_lr=0.5)
+        """Return a short run that starts wider, for a small network and little data."""
+        return cls(epochs=10, start_std=(0.05, 0.06), lr=0.01, log_std_lr=0.05)
 
     # -- building -------------------------------------------------------------------------------------------------
 

@@ -240,3 +240,20 @@ def test_the_start_is_uniform_between_the_two_logarithms():
     assert abs(weights.mean() + 5.5) < 4.9 * (1 / 12 / weights.numel()) ** 0.5  # false alarms in 1 of 10^6
     other = bayesify.convert(nn.Linear(200, 50), BayesAdapter(seed=1)).log_std.get_parameter("weight")
     assert not torch.equal(weights, other)
+
+
+@pytest.mark.parametrize("noise", ["exemplar", "flipout", "auto", "shared"])
+@pytest.mark.parametrize("layer", ["linear", "conv", "norm"])
+def test_a_frozen_weight_beside_a_random_bias(layer: str, noise: str):
+    torch.manual_seed(0)
+    made = {"linear": nn.Linear(3, 2), "conv": nn.Conv1d(3, 2, 2), "norm": nn.BatchNorm1d(3)}[layer].double().eval()
+    made.weight.requires_grad_(False)
+    posterior = bayesify.convert(made, BayesAdapter(start_std=(0.1, 0.2), noise=noise))
+    assert posterior.names == ["bias"]
+    x = torch.randn(6, 3, dtype=torch.float64) if layer == "linear" else torch.randn(6, 3, 4, dtype=torch.float64)
+    change = posterior(x) - made(x)
+    if layer != "linear":  # a bias is the same at all positions
+        assert_close(change, change[..., :1].expand_as(change), **EXACT)
+        change = change[..., 0]
+    assert (change.abs() > 0).all()
+    assert torch.allclose(change[0], change[1]) == (noise == "shared")

@@ -50,7 +50,7 @@ class _BatchNormEach(Function):
         slope = scale * factor
         ctx.save_for_backward(x, scale, mean, factor)
         ctx.training = training
-        y = flat * slope[..., None]
+        y: Tensor = flat * slope[..., None]
         return y.add_((shift - slope * mean)[..., None]).view(x.shape)
 
     @staticmethod
