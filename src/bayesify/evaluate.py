@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 from bayesify import measure
 from bayesify._compare import FIT_UNITS, LEVEL, table
+from bayesify._modes import evaluation_mode
 from bayesify._tree import call, split_batch, to_device
 from bayesify.convert import Conversion
 from bayesify.likelihoods import Bernoulli
 from bayesify.posteriors import Posterior
-from bayesify.predict import evaluation_mode, posterior_device, predict
+from bayesify.predict import posterior_device, predict
 from bayesify.prediction import ClassificationPrediction, Prediction, RegressionPrediction
 
 __all__ = ["IGNORED", "Cost", "Evaluation", "evaluate", "measure_cost", "right_or_wrong", "table", "to_json"]

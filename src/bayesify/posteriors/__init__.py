@@ -1,7 +1,6 @@
 """What is random: one file for each kind of posterior."""
 
 from bayesify.posteriors._base import Draw, LossTerms, Posterior, ShapeError
-from bayesify.posteriors._batch_dims import evaluation_mode
 from bayesify.posteriors._dropout import AlphaDropoutNoise, DropoutNoise, NoisePosterior
 from bayesify.posteriors._members import MembersPosterior
 from bayesify.posteriors._noise import Key, Noise
@@ -23,7 +22,6 @@ __all__ = [
     "SWAGPosterior",
     "ShapeError",
     "TensorTree",
-    "evaluation_mode",
     "owners",
     "statistics_names",
 ]

@@ -8,14 +8,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from bayesify._modes import evaluation_mode
 from bayesify._progress import bar
 from bayesify._tree import TARGET_KEYS, batch_rows, slice_rows, split_batch, to_device
-from bayesify.posteriors import Key, Posterior, evaluation_mode
+from bayesify.posteriors import Key, Posterior
 from bayesify.predict._layout import layout_of
 from bayesify.predict._sampling import add_draws
 from bayesify.prediction import Prediction
 
-__all__ = ["add_draws", "evaluation_mode", "posterior_device", "predict"]
+__all__ = ["add_draws", "posterior_device", "predict"]
 
 
 def predict(
