@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from bayesify._tree import batch_rows, call, repeat_rows, split_batch
 from bayesify.likelihoods import Likelihood, as_likelihood
 from bayesify.posteriors._batch_dims import learn_batch_dims
 from bayesify.posteriors._noise import Key, Noise, ShapeError
+from bayesify.posteriors._swap import find_slots, swapped
 
 if TYPE_CHECKING:
     from bayesify.convert import Conversion
@@ -77,7 +77,10 @@ class Posterior(nn.Module):
         tensors = self.tensors()
         if not tensors:
             return self.network(*args, **kwargs)
-        return functional_call(self.network, tensors, args, dict(kwargs))
+        if self.noise.slots.keys() != tensors.keys():
+            self.noise.slots = find_slots(self.network, tensors)
+        with swapped(self.noise.slots, tensors):
+            return self.network(*args, **kwargs)
 
     def _learn_batch_dims(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         noise = self.noise

@@ -91,6 +91,7 @@ class Noise:
         self.batch_dims: dict[str, BatchDim] | None = None
         self._shapes: dict[str, torch.Size] | None = None
         self._calls: Counter[str] = Counter()
+        self.slots: dict[str, list[tuple[dict[str, Any], str]]] = {}  # where the network holds its random tensors
         self.layout: Any = None  # what the predictor learned about the network; only speed depends on it
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Noise:
