@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal
 
 import torch
@@ -252,15 +253,13 @@ def _drawn(keys: tuple[Key, ...], site: str, shape: list[int], law: Law, like: T
     block = max(1, BLOCK // max(1, math.prod(shape)))
     if block == 1:
         return torch.stack([_random(shape, law, like, generator_for(key, site, like.device)) for key in keys])
-    blocks: dict[Key, Tensor] = {}
-    rows = []
-    for key in keys:
-        first = Key(key.seed, key.index // block)
-        if first not in blocks:
-            generator = generator_for(first, site, like.device)
-            blocks[first] = _random([block, *shape], law, like, generator)
-        rows.append(blocks[first][key.index % block])
-    return torch.stack(rows)
+    pieces = []
+    for (seed, number), members in groupby(keys, key=lambda key: (key.seed, key.index // block)):
+        rows = [key.index % block for key in members]
+        noise = _random([block, *shape], law, like, generator_for(Key(seed, number), site, like.device))
+        together = rows == list(range(rows[0], rows[-1] + 1))
+        pieces.append(noise[rows[0] : rows[-1] + 1] if together else noise[rows])
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 def _random(shape: list[int], law: Law, like: Tensor, generator: torch.Generator | None) -> Tensor:
