@@ -20,7 +20,8 @@ def find_slots(network: nn.Module, names: Mapping[str, Tensor]) -> Slots:
         for held in (module._parameters, module._buffers):
             for key, tensor in held.items():
                 places.setdefault(id(tensor), []).append((held, key))
-    own = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    parameters = network.named_parameters(remove_duplicate=False)  # a tied tensor may be asked for by any of its names
+    own = {**dict(parameters), **dict(network.named_buffers(remove_duplicate=False))}
     return {name: places[id(own[name])] for name in names}
 
 
