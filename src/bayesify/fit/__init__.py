@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from torch.optim import Optimizer
+from torch.utils.data import Dataset
 
 from bayesify._modes import modes_kept
 from bayesify.fit._engine import Precision, make_engine
@@ -15,7 +16,7 @@ from bayesify.fit._history import EpochRecord, History
 from bayesify.fit._random import global_generators_kept
 from bayesify.fit._run import Run, length
 from bayesify.likelihoods import Likelihood
-from bayesify.posteriors import Posterior
+from bayesify.posteriors import Posterior, require_posterior
 
 __all__ = ["EpochRecord", "History", "NonFiniteError", "fit"]
 
@@ -76,6 +77,14 @@ def fit(
         >>> len(history.epochs)
         2
     """
+    require_posterior(posterior)
+    if isinstance(loader, Dataset):
+        raise TypeError("fit takes a loader, not a data set: wrap it in a torch.utils.data.DataLoader.")
+    if isinstance(optimiser, Optimizer):
+        raise TypeError(
+            "optimiser is a function of parameter groups, not an optimiser: "
+            "optimiser=lambda groups: torch.optim.Adam(groups, lr=1e-3)."
+        )
     if likelihood is not None:
         posterior.set_likelihood(likelihood)
     epochs = posterior.method.epochs if epochs is None else epochs

@@ -1,6 +1,6 @@
 """What is random: one file for each kind of posterior."""
 
-from bayesify.posteriors._base import Draw, LossTerms, Posterior, ShapeError
+from bayesify.posteriors._base import Draw, LossTerms, Posterior, ShapeError, require_posterior
 from bayesify.posteriors._dropout import AlphaDropoutNoise, DropoutNoise, NoisePosterior
 from bayesify.posteriors._members import MembersPosterior
 from bayesify.posteriors._noise import Key, Noise
@@ -23,5 +23,6 @@ __all__ = [
     "ShapeError",
     "TensorTree",
     "owners",
+    "require_posterior",
     "statistics_names",
 ]

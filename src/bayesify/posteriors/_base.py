@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bayesify.convert import Conversion
     from bayesify.methods import Method
 
-__all__ = ["Draw", "LossTerms", "Posterior", "ShapeError"]
+__all__ = ["Draw", "LossTerms", "Posterior", "ShapeError", "require_posterior"]
 
 
 class LossTerms(dict[str, Tensor]):
@@ -180,8 +180,8 @@ class Posterior(nn.Module):
 
     def _count(self, num_samples: int | None) -> int:
         count = self.default_samples if num_samples is None else num_samples
-        if count < 1:
-            raise ValueError(f"num_samples must be at least 1, but it is {count}.")
+        if not isinstance(count, int) or count < 1:
+            raise ValueError(f"num_samples must be a whole number of at least 1, but it is {count!r}.")
         return count
 
     def _check_mean(self) -> None:
@@ -253,3 +253,12 @@ def _rows(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
         return batch_rows([list(args), dict(kwargs)])
     except ValueError:
         return 1  # inputs without tensors: nothing to fold
+
+
+def require_posterior(value: object) -> None:
+    """Raise, and say what to do, if somebody gives a plain network."""
+    if not isinstance(value, Posterior):
+        raise TypeError(
+            f"This needs a posterior, but got a {type(value).__name__}. Make one of your network first: "
+            "posterior = bayesify.convert(network, method)."
+        )
