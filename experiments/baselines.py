@@ -38,8 +38,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path("baselines-work"), help="folder for checkpoints")
     parser.add_argument("--only", nargs="*", default=list(METHODS), help="names of baselines")
-    work, only = (arguments := parser.parse_args()).work, arguments.only
-    train, val, test = loaders()
+    parser.add_argument("--images", type=int, default=50_000, help="how many training images to fit on")
+    arguments = parser.parse_args()
+    work, only = arguments.work, arguments.only
+    train, val, test = loaders(images=arguments.images)
     foreign = foreign_loaders(1000)
     evaluations, seconds = [], {}
     for name in only:
@@ -60,6 +62,7 @@ def main() -> None:
         record = {
             "command": "python -m experiments.baselines",
             "seed": 0,
+            "training_images": arguments.images,
             "draws": DRAWS,
             "fit_seconds": seconds,
             "evaluations": [{**e.to_dict(), "conversion": None} for e in evaluations],
