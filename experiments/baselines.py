@@ -21,7 +21,7 @@ from experiments.networks import pretrained
 
 RESULTS = Path(__file__).parent / "results" / "baselines.json"
 
-DRAWS = 10
+DRAWS = 5
 METHODS = {
     "map": bayesify.MAP(),
     "mc-dropout, last layer, not fitted": bayesify.MCDropout(p=0.1, insert_before="linear"),
