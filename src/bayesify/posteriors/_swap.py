@@ -29,8 +29,8 @@ def find_slots(network: nn.Module, names: Mapping[str, Tensor]) -> Slots:
 def swapped(slots: Slots, tensors: Mapping[str, Tensor]) -> Iterator[None]:
     """Put tensors in the places of the network's own, which return in any case.
 
-    What `torch.func.functional_call` does, with the search for the places done once: at batch size one that search
-    takes a quarter of a ResNet-20's pass.
+    What `torch.func.functional_call` does, with the search for the places done once: for small batches that search is
+    a good part of a pass.
     """
     before = [(held, key, held[key]) for name in tensors for held, key in slots[name]]
     try:

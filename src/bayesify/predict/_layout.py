@@ -15,9 +15,8 @@ from bayesify.predict._reads import reads_outside
 
 __all__ = ["Layout", "layout_of"]
 
-# How many elements the widest activation of a pass should have, at most. Smaller passes waste calls, larger ones leave
-# the cache: on two CPU cores ResNet-20 takes .67 ms per image in batches of 64 and 1.1 ms in batches of 256
-# (benchmarks/predict.py).
+# How many elements the widest activation of a pass should have, at most: smaller passes waste calls, larger ones leave
+# the cache. `python -m benchmarks.predict` shows what an arrangement costs.
 CPU_ELEMENTS = 2**20
 DEVICE_ELEMENTS = 2**26
 LEAST_ROWS = 8
