@@ -6,13 +6,14 @@ from bayesify.convert import convert
 from bayesify.evaluate import Evaluation, evaluate
 from bayesify.fit import History, fit
 from bayesify.likelihoods import Bernoulli, Categorical, Custom, Gaussian, Likelihood
-from bayesify.methods import MAP, SWAG, DeepEnsemble, MCDropout, Method, ensemble, methods
+from bayesify.methods import ABNN, MAP, SWAG, DeepEnsemble, MCDropout, Method, ensemble, methods
 from bayesify.posteriors import Posterior
 from bayesify.predict import predict
 from bayesify.prediction import ClassificationPrediction, Prediction, RegressionPrediction
 from bayesify.storage import load, save
 
 __all__ = [
+    "ABNN",
     "MAP",
     "SWAG",
     "Bernoulli",

@@ -164,7 +164,8 @@ class Noise:
         *,
         site: str,
         law: Law,
-        channel_dim: int | None = None,
+        channel_dim: int | tuple[int, ...] | None = None,
+        per_example: bool = True,
     ) -> Tensor:
         """Combine an activation with noise.
 
@@ -174,8 +175,9 @@ class Noise:
             combine: `combine(x, noise)`, elementwise; the noise broadcasts against x.
             site: The layer's name in its posterior.
             law: Standard normal, or uniform on [0, 1).
-            channel_dim: None for noise per element, else the one dimension of x, beside the batch, along which
-                the noise varies.
+            channel_dim: None for noise per element, else the dimensions of x, beside the batch, along which the
+                noise varies.
+            per_example: Whether a fresh pass has noise of its own for each example; a draw never has.
 
         Returns:
             A tensor of x's shape; (S B, ...) where S draws are evaluated together and x held one copy.
@@ -191,7 +193,8 @@ class Noise:
         self.fired = True
         if not self.keys and channel_dim is None:
             return combine(x, _random(list(x.shape), law, x, None))
-        if (self.batch_dims or {}).get(site) == BatchDim(None):
+        shared = not self.keys and not per_example
+        if shared or (self.batch_dims or {}).get(site) == BatchDim(None):
             return self._perturb_without_batch(x, combine, site, law, channel_dim)
         draws, rows = max(len(self.keys), 1), self._rows
         batch_dim, copies = self._find_batch(x, site, draws)
@@ -200,9 +203,9 @@ class Noise:
         grid = x.reshape(*before, copies, rows, inner, *after)
         shape = [*before, 1, 1, inner, *after]
         if channel_dim is not None:
-            channel = channel_dim % x.ndim
             shape = [1] * len(shape)
-            shape[channel if channel < batch_dim else channel + 2] = x.shape[channel]
+            for channel in _positions(channel_dim, x.ndim):
+                shape[channel if channel < batch_dim else channel + 2] = x.shape[channel]
         if self.keys:
             noise = _drawn(self.keys, site, shape, law, x).movedim(0, batch_dim).flatten(batch_dim, batch_dim + 1)
             self._folded = True
@@ -212,13 +215,19 @@ class Noise:
         return combine(grid, noise).reshape(*before, draws * rows * inner, *after)
 
     def _perturb_without_batch(
-        self, x: Tensor, combine: Callable[[Tensor, Tensor], Tensor], site: str, law: Law, channel_dim: int | None
+        self,
+        x: Tensor,
+        combine: Callable[[Tensor, Tensor], Tensor],
+        site: str,
+        law: Law,
+        channel_dim: int | tuple[int, ...] | None,
     ) -> Tensor:
         if len(self.keys) > 1:
             raise ShapeError(f"Layer {site!r} acts on something without a batch, so draws cannot share a pass.")
         shape = list(x.shape)
         if channel_dim is not None:
-            shape = [size if dim == channel_dim % x.ndim else 1 for dim, size in enumerate(shape)]
+            channels = _positions(channel_dim, x.ndim)
+            shape = [size if dim in channels else 1 for dim, size in enumerate(shape)]
         noise = _drawn(self.keys, site, shape, law, x)[0] if self.keys else _random(shape, law, x, None)
         return combine(x, noise)
 
@@ -239,6 +248,10 @@ class Noise:
             f"Layer {layer!r} saw an activation of shape {tuple(x.shape)} in a batch of {self._rows} examples, and "
             f"which of its dimensions is the batch is unknown. Exclude the layer: convert(..., exclude={layer!r})."
         )
+
+
+def _positions(dims: int | tuple[int, ...], ndim: int) -> list[int]:
+    return [dim % ndim for dim in (dims if isinstance(dims, tuple) else (dims,))]
 
 
 def _drawn(keys: tuple[Key, ...], site: str, shape: list[int], law: Law, like: Tensor) -> Tensor:
