@@ -82,9 +82,9 @@ def register_norm(kind: type[nn.Module], found: NormKind) -> None:
 class NormNoise(nn.Module):
     """Noise on what a normalisation layer scaled: u = gamma (1 + alpha eps) xhat + beta, eps ~ N(0, 1).
 
-    Computed as u = beta + (1 + alpha eps)(y - beta) from the layer's own output y = gamma xhat + beta, in one
-    operation. A draw has one eps for all examples, so with noise per channel it is the network with the
-    scales gamma (1 + alpha eps); a fresh pass has eps for each example, or with "channel" for the batch.
+    Computed from the layer's own output y = gamma xhat + beta as u = y (1 + alpha eps) - alpha eps beta: a scale and a
+    shift. A draw has one eps for all examples, so with noise per channel it is the network with the scales
+    gamma (1 + alpha eps); a fresh pass has eps for each example, or with "channel" for the batch.
 
     Args:
         alpha: The standard deviation of the noise.
@@ -122,10 +122,14 @@ class NormNoise(nn.Module):
     def _combine(self, beta: Tensor | None, y: Tensor, eps: Tensor) -> Tensor:
         # One plus a small number has no room for it in half precision.
         wide = torch.promote_types(y.dtype, torch.float32)
-        factor = torch.add(torch.ones((), dtype=wide, device=y.device), eps.to(wide), alpha=self.alpha)
-        if beta is None:
-            return (y * factor).to(y.dtype)
-        return torch.lerp(beta.to(wide), y.to(wide), factor).to(y.dtype)
+        scaled = self.alpha * eps.to(wide)
+        # Two operations with one broadcast factor each: torch's fused ones (lerp, addcmul) are two to four times slower.
+        # A norm's output is its own, so without gradients it is changed in place; new memory would cost more than that.
+        fits = torch.broadcast_shapes(y.shape, eps.shape) == y.shape and y.dtype == wide
+        u = y * (1 + scaled) if torch.is_grad_enabled() or not fits else y.mul_(1 + scaled)
+        if beta is not None:
+            u = u.sub_(scaled * beta.to(wide))
+        return u.to(y.dtype)
 
     def extra_repr(self) -> str:
         """Show the scale and the shape."""
