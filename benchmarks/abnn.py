@@ -126,12 +126,11 @@ def storage(network: nn.Module, members: int) -> dict[str, float]:
 def peer(network: nn.Module, x: Tensor, y: Tensor) -> dict[str, Callable[[], None]]:
     """Return TorchUncertainty's training step, where it is installed."""
     try:
-        from torch_uncertainty.layers.bayesian.abnn import BatchNormAdapter2d  # noqa: F401
-        from torch_uncertainty.post_processing.abnn import ABNN as PeerABNN
+        from torch_uncertainty.post_processing import abnn
     except ImportError:
         print("TorchUncertainty is not installed, so it is not in the table.")
         return {}
-    made = PeerABNN(
+    made = abnn.ABNN(
         num_classes=10, random_prior=2.0, alpha=0.05, num_models=1, num_samples=1,
         base_lr=1e-4, device=torch.device("cpu"), max_epochs=1, use_original_model=False, model=network,
     )  # fmt: skip

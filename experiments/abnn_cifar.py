@@ -1,10 +1,10 @@
 """ABNN on the pretrained CIFAR-10 ResNets, beside the baselines, with ablations.
 
-`BAYESIFY_DATA=... python -m experiments.abnn_cifar` fine-tunes three members for each of three seeds, evaluates them on the
-last 8,000 test images and on clothes and letters, and prints the table; about an hour on two cores for ResNet-20.
-`--part ablations` varies one setting at a time, for one seed, and also prints the validation NLL, which is what settings are to be
-chosen by. `--part gradients` prints the variance of gradients. Results go to `experiments/results/abnn_cifar_*.json`. Runs
-that were stopped go on from their checkpoints in `--work`.
+`BAYESIFY_DATA=... python -m experiments.abnn_cifar` fine-tunes three members for each of three seeds, evaluates them
+on the last 8,000 test images and on clothes and letters, and prints the table; about an hour on two cores for
+ResNet-20. `--part ablations` varies one setting at a time, for one seed, and also prints the validation NLL, which is
+what settings are to be chosen by. `--part gradients` prints the variance of gradients. Results go to
+`experiments/results/abnn_cifar_*.json`. Runs that were stopped go on from their checkpoints in `--work`.
 """
 
 from __future__ import annotations
@@ -108,15 +108,18 @@ def show(row: dict[str, Any]) -> None:
         values = row[kind]
         foreign = {k: round(v, 3) for k, v in values.items() if k.startswith(("auroc/", "aupr/", "fpr95/"))}
         main = " ".join(f"{key} {values[key]:.4f}" for key in KEYS)
-        print(f"{row['name']:34} seed {row['seed']} {kind:17} {main} val {row['validation nll']:.4f} {foreign}", flush=True)
+        print(
+            f"{row['name']:34} seed {row['seed']} {kind:17} {main} val {row['validation nll']:.4f} {foreign}",
+            flush=True,
+        )
 
 
 def gradients(run: Run, batches: int) -> dict[str, dict[str, float]]:
     """Return the variance of minibatch gradients: the covariance's trace, and that over the squared norm of the mean.
 
-    The gradient is that of the normalisation parameters, which all three share. "batch" has one draw for each of several
-    batches; "noise" several draws for one batch. Mean-field VI draws every weight w (1 + .05 eps) once for the batch, as
-    weight-space methods do; ABNN has its default noise of the same size.
+    The gradient is that of the normalisation parameters, which all three share. "batch" has one draw for each of
+    several batches; "noise" several draws for one batch. Mean-field VI draws every weight w (1 + .05 eps) once for the
+    batch, as weight-space methods do; ABNN has its default noise of the same size.
     """
     network = pretrained(run.name)
     data = [batch for batch, _ in zip(run.train, range(batches), strict=False)]

@@ -123,8 +123,8 @@ class NormNoise(nn.Module):
         # One plus a small number has no room for it in half precision.
         wide = torch.promote_types(y.dtype, torch.float32)
         scaled = self.alpha * eps.to(wide)
-        # Two operations with one broadcast factor each: torch's fused ones (lerp, addcmul) are two to four times slower.
-        # A norm's output is its own, so without gradients it is changed in place; new memory would cost more than that.
+        # Two operations with one broadcast factor each: torch's fused ones (lerp, addcmul) are several times slower. A
+        # norm's output is its own, so without gradients it is changed in place: new memory would cost more than that.
         fits = torch.broadcast_shapes(y.shape, eps.shape) == y.shape and y.dtype == wide
         u = y * (1 + scaled) if torch.is_grad_enabled() or not fits else y.mul_(1 + scaled)
         if beta is not None:
