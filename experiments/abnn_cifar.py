@@ -39,9 +39,9 @@ BASELINES: dict[str, bayesify.Method] = {
 }
 ABLATIONS: dict[str, tuple[dict[str, Any], Any]] = {
     "the default": ({}, None),
-    **{f"alpha={alpha}": ({"alpha": alpha}, None) for alpha in (0.0, 0.01, 0.02, 0.1, 0.2)},
+    **{f"alpha={alpha}": ({"alpha": alpha}, None) for alpha in (0.0, 0.01, 0.02, 0.05, 0.2)},
     "noise per element": ({"noise": "element"}, None),
-    "noise per element, alpha=0.2": ({"noise": "element", "alpha": 0.2}, None),
+    "noise per element, alpha=0.3": ({"noise": "element", "alpha": 0.3}, None),
     "noise per channel": ({"noise": "channel"}, None),
     **{f"eta={eta}": ({"eta": eta}, None) for eta in (0.0, 3.0, 6.0)},
     "normalised loss, eta=6": ({"eta": 6.0, "normalised": True}, None),
@@ -119,7 +119,7 @@ def gradients(run: Run, batches: int) -> dict[str, dict[str, float]]:
 
     The gradient is that of the normalisation parameters, which all three share. "batch" has one draw for each of
     several batches; "noise" several draws for one batch. Mean-field VI draws every weight w (1 + .05 eps) once for the
-    batch, as weight-space methods do; ABNN has its default noise of the same size.
+    batch, as weight-space methods do; ABNN has noise of the same size.
     """
     network = pretrained(run.name)
     data = [batch for batch, _ in zip(run.train, range(batches), strict=False)]

@@ -31,7 +31,7 @@ METHODS: dict[str, bayesify.Method] = {
     "map": bayesify.MAP(),
     "mc-dropout": bayesify.MCDropout(p=0.1),
     "abnn": ABNN(epochs=2, optimiser="adam", lr=1e-3, weight_decay=0.0),
-    "abnn, alpha=0.1": ABNN(alpha=0.1, epochs=2, optimiser="adam", lr=1e-3, weight_decay=0.0),
+    "abnn, alpha=0.05": ABNN(alpha=0.05, epochs=2, optimiser="adam", lr=1e-3, weight_decay=0.0),
     "abnn, eta=0": ABNN(eta=0.0, epochs=2, optimiser="adam", lr=1e-3, weight_decay=0.0),
     "abnn, last layer": ABNN(epochs=2, optimiser="adam", lr=1e-3, weight_decay=0.0),
 }

@@ -66,7 +66,7 @@ class ABNN(Method):
 
     members: int = 3
     samples: int = 3
-    alpha: float = 0.05
+    alpha: float = 0.1
     noise: NoiseShape = "sample-channel"
     train: Literal["norm", "all"] = "norm"
     statistics: Literal["frozen", "updated"] = "frozen"
@@ -98,7 +98,7 @@ class ABNN(Method):
     @classmethod
     def example(cls) -> ABNN:
         """Return a configuration that is quick on little data."""
-        return cls(alpha=0.2, epochs=10, lr=0.01)
+        return cls(alpha=0.4, epochs=10, lr=0.01)
 
     @classmethod
     def register_type(cls, kind: type[nn.Module], *, channel_dim: int | None = None, before: str | None = None) -> None:

@@ -125,7 +125,7 @@ class NormNoise(nn.Module):
         scaled = self.alpha * eps.to(wide)
         # Two operations with one broadcast factor each: torch's fused ones (lerp, addcmul) are several times slower. A
         # norm's output is its own, so without gradients it is changed in place: new memory would cost more than that.
-        fits = torch.broadcast_shapes(y.shape, eps.shape) == y.shape and y.dtype == wide
+        fits = y.dtype == wide and all(e in (1, s) for e, s in zip(eps.shape, y.shape, strict=True))
         u = y * (1 + scaled) if torch.is_grad_enabled() or not fits else y.mul_(1 + scaled)
         if beta is not None:
             u = u.sub_(scaled * beta.to(wide))
