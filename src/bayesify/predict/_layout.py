@@ -96,6 +96,7 @@ def _agrees(posterior: Posterior, twice: Any, key: Key, *, tiled: bool) -> bool:
 def _widest_activations(posterior: Posterior, twice: Any, keys: Sequence[Key]) -> tuple[int, int]:
     """Return the elements per example of the widest output of a module, and of the widest from the first noise on."""
     widest, widest_after = 1, 1
+    posterior.evaluate(twice, keys)  # a first draw may also pass other numbers of rows, which must not be counted
 
     def look(module: nn.Module, args: Any, output: Any) -> None:
         def size(tensor: Tensor) -> None:
