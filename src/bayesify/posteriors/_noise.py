@@ -91,6 +91,7 @@ class Noise:
         self.batch_dims: dict[str, BatchDim] | None = None
         self._shapes: dict[str, torch.Size] | None = None
         self._calls: Counter[str] = Counter()
+        self._blocks: dict[str, tuple[Any, Tensor]] = {}  # the last block of each site, at most BLOCK numbers
         self.layout: Any = None  # what the predictor learned about the network; only speed depends on it
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Noise:
@@ -207,7 +208,7 @@ class Noise:
             for channel in _positions(channel_dim, x.ndim):
                 shape[channel if channel < batch_dim else channel + 2] = x.shape[channel]
         if self.keys:
-            noise = _drawn(self.keys, site, shape, law, x).movedim(0, batch_dim).flatten(batch_dim, batch_dim + 1)
+            noise = self._drawn(site, shape, law, x).movedim(0, batch_dim).flatten(batch_dim, batch_dim + 1)
             self._folded = True
         else:
             shape[batch_dim + 1] = rows
@@ -228,8 +229,29 @@ class Noise:
         if channel_dim is not None:
             channels = _positions(channel_dim, x.ndim)
             shape = [size if dim in channels else 1 for dim, size in enumerate(shape)]
-        noise = _drawn(self.keys, site, shape, law, x)[0] if self.keys else _random(shape, law, x, None)
+        noise = self._drawn(site, shape, law, x)[0] if self.keys else _random(shape, law, x, None)
         return combine(x, noise)
+
+    def _drawn(self, site: str, shape: list[int], law: Law, like: Tensor) -> Tensor:
+        """Return the noise of the present draws, (S, *shape).
+
+        Small noise is made for a block of successive draws by one generator, and kept, so that twenty draws cost one
+        call; the block's size depends on the shape alone, so that a draw's noise does not depend on what it is
+        evaluated together with.
+        """
+        device = like.device
+        block = max(1, BLOCK // max(1, math.prod(shape)))
+        if block == 1:
+            return torch.stack([_random(shape, law, like, generator_for(key, site, device)) for key in self.keys])
+        rows = []
+        for key in self.keys:
+            first = Key(key.seed, key.index // block)
+            wanted = (first, tuple(shape), law, like.dtype, device)
+            if self._blocks.get(site, (None,))[0] != wanted:
+                made = _random([block, *shape], law, like, generator_for(first, site, device))
+                self._blocks[site] = (wanted, made)
+            rows.append(self._blocks[site][1][key.index % block])
+        return torch.stack(rows)
 
     def _find_batch(self, x: Tensor, site: str, draws: int) -> tuple[int, int]:
         """Return the batch's dimension in an activation, and how many copies of the batch, one per draw, it holds."""
@@ -252,27 +274,6 @@ class Noise:
 
 def _positions(dims: int | tuple[int, ...], ndim: int) -> list[int]:
     return [dim % ndim for dim in (dims if isinstance(dims, tuple) else (dims,))]
-
-
-def _drawn(keys: tuple[Key, ...], site: str, shape: list[int], law: Law, like: Tensor) -> Tensor:
-    """Return the noise of several draws, (S, *shape).
-
-    Small noise is made for a block of successive draws by one generator, so that twenty draws cost one call; the
-    block's size depends on the shape alone, so that a draw's noise does not depend on what it is evaluated together
-    with.
-    """
-    block = max(1, BLOCK // max(1, math.prod(shape)))
-    if block == 1:
-        return torch.stack([_random(shape, law, like, generator_for(key, site, like.device)) for key in keys])
-    blocks: dict[Key, Tensor] = {}
-    rows = []
-    for key in keys:
-        first = Key(key.seed, key.index // block)
-        if first not in blocks:
-            generator = generator_for(first, site, like.device)
-            blocks[first] = _random([block, *shape], law, like, generator)
-        rows.append(blocks[first][key.index % block])
-    return torch.stack(rows)
 
 
 def _random(shape: list[int], law: Law, like: Tensor, generator: torch.Generator | None) -> Tensor:
