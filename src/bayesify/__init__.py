@@ -11,7 +11,7 @@ from bayesify.convert import convert
 from bayesify.evaluate import Evaluation, evaluate
 from bayesify.fit import History, fit
 from bayesify.likelihoods import Bernoulli, Categorical, Custom, Gaussian, Likelihood
-from bayesify.methods import MAP, SWAG, DeepEnsemble, MCDropout, Method, ensemble, methods
+from bayesify.methods import ABNN, MAP, SWAG, DeepEnsemble, MCDropout, Method, ensemble, methods
 from bayesify.posteriors import Posterior
 from bayesify.predict import predict
 from bayesify.prediction import ClassificationPrediction, Prediction, RegressionPrediction
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from bayesify import data, decide, report
 
 __all__ = [
+    "ABNN",
     "MAP",
     "SWAG",
     "Bernoulli",

@@ -111,6 +111,7 @@ def load(path: str | Path, network: nn.Module) -> Posterior:
     posterior.output_key = config["output_key"]
     posterior.default_samples = config["default_samples"]
     tensors, _ = read_tensors(folder / config["tensors"])
+    posterior.make_room(tensors)
     state = _tensors_of(posterior)
     _check_names(set(state), {*tensors, *config["network"]}, folder)
     for name, tensor in tensors.items():

@@ -1,5 +1,6 @@
 """How a posterior is built and learned: one file for each method."""
 
+from bayesify.methods._abnn import ABNN
 from bayesify.methods._base import Method, Stage, as_method, method_from_dict, methods, register
 from bayesify.methods._deep_ensemble import DeepEnsemble, ensemble
 from bayesify.methods._map import MAP
@@ -7,6 +8,7 @@ from bayesify.methods._mc_dropout import MCDropout
 from bayesify.methods._swag import SWAG
 
 __all__ = [
+    "ABNN",
     "MAP",
     "SWAG",
     "DeepEnsemble",

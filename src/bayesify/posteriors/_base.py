@@ -198,6 +198,9 @@ class Posterior(nn.Module):
 
     # -- learning -------------------------------------------------------------------------------------------
 
+    def make_room(self, tensors: Mapping[str, Tensor]) -> None:
+        """Give tensors whose shape only training decides the shape they have in a state that will be loaded."""
+
     def loss(self, batch: Any, *, num_data: int, likelihood: str | Likelihood | None = None) -> LossTerms:
         """Return the loss of a batch, term by term, in mean nats per example.
 

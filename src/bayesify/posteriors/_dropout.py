@@ -12,7 +12,7 @@ from bayesify.posteriors._noise import Noise
 if TYPE_CHECKING:
     from bayesify.methods import Method
 
-__all__ = ["AlphaDropoutNoise", "DropoutNoise", "NoisePosterior"]
+__all__ = ["AlphaDropoutNoise", "DropoutNoise", "NoisePosterior", "draws_fold", "forbid_fused_layers", "noisy_layers"]
 
 
 class NoisePosterior(Posterior):
@@ -23,24 +23,35 @@ class NoisePosterior(Posterior):
 
     def __init__(self, network: nn.Module, method: Method) -> None:
         super().__init__(network, method)
-        _forbid_fused_layers(network, self.sites())
+        forbid_fused_layers(network, self.sites())
 
     @property
     def folds(self) -> bool:
-        """Whether draws can share a batch.
-
-        Not where a layer mixes examples even in evaluation mode, nor where noise acts on something without a batch.
-        """
-        norms = (m for m in self.network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
-        without_batch = any(batch.dim is None for batch in (self.noise.batch_dims or {}).values())
-        return not without_batch and all(norm.running_mean is not None for norm in norms)
+        """Whether draws can share a batch."""
+        return draws_fold(self.network, self.noise)
 
     def sites(self) -> set[nn.Module]:
         """Return the noisy layers."""
-        return {module for module in self.network.modules() if isinstance(getattr(module, "noise", None), Noise)}
+        return noisy_layers(self.network)
 
 
-def _forbid_fused_layers(network: nn.Module, sites: set[nn.Module]) -> None:
+def noisy_layers(network: nn.Module) -> set[nn.Module]:
+    """Return the layers that take their noise from a posterior."""
+    return {module for module in network.modules() if isinstance(getattr(module, "noise", None), Noise)}
+
+
+def draws_fold(network: nn.Module, noise: Noise) -> bool:
+    """Return whether draws of a noisy network can share a batch.
+
+    Not where a layer mixes examples even in evaluation mode, nor where noise acts on something without a batch.
+    """
+    norms = (m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+    without_batch = any(batch.dim is None for batch in (noise.batch_dims or {}).values())
+    return not without_batch and all(norm.running_mean is not None for norm in norms)
+
+
+def forbid_fused_layers(network: nn.Module, sites: set[nn.Module]) -> None:
+    """Keep fused kernels from skipping the noise of the layers inside them."""
     # In evaluation mode a transformer's encoder layer runs one fused kernel, which skips dropout without a word.
     # It does not when a hook is attached.
     for module in network.modules():
