@@ -36,10 +36,10 @@ class AugmentedImages(Dataset[tuple[Tensor, Tensor]]):
         return (image.flip(-1) if mirror else image), self.labels[index]
 
 
-def loaders(batch_size: int = 128) -> tuple[DataLoader, DataLoader, DataLoader]:
-    """Return loaders of augmented training images, of validation images and of test images."""
+def loaders(batch_size: int = 128, *, images: int = 50_000) -> tuple[DataLoader, DataLoader, DataLoader]:
+    """Return loaders of augmented training images (the first so many), of validation images and of test images."""
     train, val, test = (load("cifar10", split) for split in ("train", "val", "test"))
-    augmented = AugmentedImages(cifar_inputs(train.inputs), train.targets)
+    augmented = AugmentedImages(cifar_inputs(train.inputs[:images]), train.targets[:images])
     return (
         DataLoader(augmented, batch_size, shuffle=True, drop_last=True),
         DataLoader(TensorDataset(cifar_inputs(val.inputs), val.targets), 256),

@@ -158,16 +158,19 @@ class Shared(nn.Module):
         self.second = self.first
         self.dropout = nn.Dropout(0.5)
         self.again = self.dropout
+        self.norm = nn.LayerNorm(4)
+        self.other_norm = self.norm
         self.head = nn.Linear(4, 3)
 
     def forward(self, x):
-        return self.head(self.again(self.second(self.dropout(self.first(x)))))
+        return self.head(self.again(self.other_norm(self.second(self.dropout(self.norm(self.first(x)))))))
 
 
 def test_shared_modules_stay_shared(method):
     posterior = spread(convert(Shared().eval(), method))
     assert posterior.network.first is posterior.network.second
     assert posterior.network.dropout is posterior.network.again
+    assert posterior.network.norm is posterior.network.other_norm
     posterior.draw(0)(torch.randn(2, 4))
 
 
@@ -270,7 +273,7 @@ class WithExtraState(nn.Linear):
 
 def test_extra_state_is_no_obstacle(method):
     x = torch.randn(3, 4)
-    plain = nn.Sequential(WithExtraState(4, 8), nn.Dropout(0.5), nn.Linear(8, 3)).eval()
+    plain = nn.Sequential(WithExtraState(4, 8), nn.LayerNorm(8), nn.Dropout(0.5), nn.Linear(8, 3)).eval()
     convert(plain, method)(x)
 
 

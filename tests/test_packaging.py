@@ -21,13 +21,15 @@ OPTIONAL = {"PIL", "accelerate", "jinja2", "matplotlib", "sklearn", "tensorboard
 # Prints what `import bayesify` adds to `import torch`: seconds and top-level modules.
 IMPORT_PROBE = """
 import json, sys, time
+start = time.perf_counter()
 import torch
+of_torch = time.perf_counter() - start
 before = set(sys.modules)
 start = time.perf_counter()
 import bayesify
-seconds = time.perf_counter() - start
+share = (time.perf_counter() - start) / of_torch
 modules = {name.partition(".")[0] for name in set(sys.modules) - before}
-print(json.dumps({"seconds": seconds, "modules": sorted(modules)}))
+print(json.dumps({"share": share, "modules": sorted(modules)}))
 """
 
 
@@ -38,7 +40,7 @@ def import_cost():
         return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
 
     # The least of several runs leaves out what else the machine was doing.
-    return min((probe() for _ in range(3)), key=lambda cost: cost["seconds"])
+    return min((probe() for _ in range(3)), key=lambda cost: cost["share"])
 
 
 def test_version_is_the_metadata_version():
@@ -49,8 +51,8 @@ def test_import_needs_no_optional_extra(import_cost):
     assert OPTIONAL.isdisjoint(import_cost["modules"])
 
 
-def test_import_is_quick(import_cost):
-    assert import_cost["seconds"] < 0.3
+def test_import_adds_little_to_that_of_torch(import_cost):
+    assert import_cost["share"] < 0.2
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())

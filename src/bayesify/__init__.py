@@ -1,12 +1,18 @@
 """Make a trained PyTorch network Bayesian, and turn its uncertainty into decisions."""
 
-from bayesify import data, decide, measure
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from bayesify import measure
 from bayesify.calibrate import calibrate
 from bayesify.convert import convert
 from bayesify.evaluate import Evaluation, evaluate
 from bayesify.fit import History, fit
 from bayesify.likelihoods import Bernoulli, Categorical, Custom, Gaussian, Likelihood
 from bayesify.methods import (
+    ABNN,
     MAP,
     SWAG,
     BayesAdapter,
@@ -22,7 +28,11 @@ from bayesify.predict import predict
 from bayesify.prediction import ClassificationPrediction, Prediction, RegressionPrediction
 from bayesify.storage import load, save
 
+if TYPE_CHECKING:
+    from bayesify import data, decide, report
+
 __all__ = [
+    "ABNN",
     "MAP",
     "SWAG",
     "BayesAdapter",
@@ -52,7 +62,15 @@ __all__ = [
     "measure",
     "methods",
     "predict",
+    "report",
     "save",
 ]
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """Import the parts that a training or a prediction does not need when they are asked for."""
+    if name in ("data", "decide", "report"):
+        return import_module(f"bayesify.{name}")
+    raise AttributeError(f"module 'bayesify' has no attribute {name!r}")

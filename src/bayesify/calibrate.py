@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesify._modes import evaluation_mode
 from bayesify._tree import split_batch, to_device
 from bayesify.likelihoods import Stream
-from bayesify.posteriors import Posterior
-from bayesify.predict import add_draws, evaluation_mode, posterior_device
+from bayesify.posteriors import Posterior, require_posterior
+from bayesify.predict import add_draws, posterior_device
 from bayesify.prediction import Prediction
 
 __all__ = ["calibrate"]
@@ -41,6 +42,7 @@ def calibrate(
 
     Memory is that of the draws' outputs on the validation data, S x N x C numbers.
     """
+    require_posterior(posterior)
     batches = []
     device = posterior_device(posterior)
     with torch.no_grad(), evaluation_mode(posterior):

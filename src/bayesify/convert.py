@@ -148,13 +148,18 @@ def convert(
         3       Linear   27          no      not a dropout layer
     """
     from bayesify.methods import as_method
-    from bayesify.posteriors import Posterior
+    from bayesify.posteriors import Noise, Posterior
 
     resolved = as_method(method)
     if isinstance(network, Posterior):
         raise TypeError("The network is a posterior already. Convert the original network instead.")
     if not isinstance(network, nn.Module):
         raise TypeError(f"convert needs a torch.nn.Module, but got a {type(network).__name__}.")
+    if any(isinstance(getattr(module, "noise", None), Noise) for module in network.modules()):
+        raise TypeError(
+            "The network is part of a posterior already, and holds its noisy layers. Convert the original network; to "
+            "go on from fitted weights, load them into it: network.load_state_dict(posterior.network.state_dict())."
+        )
     selection = Selection(include, exclude)
     selection.check(network)
     return build(network, resolved, selection, likelihood)
@@ -268,8 +273,10 @@ def require_something(conversion: Conversion, network: nn.Module, method: str, n
     """Raise, listing what there is, if nothing was converted."""
     if not conversion.converted:
         table = f"\n{conversion}" if conversion.rows else ""
+        left = any(row.reason.startswith(("not included", "excluded")) for row in conversion.rows)
         raise ValueError(
-            f"{method} found nothing to convert: it needs {needs}. The network has: "
+            f"{method} found nothing to convert: it needs {needs}. "
+            f"{'include and exclude leave out what the table shows. ' if left else ''}The network has: "
             f"{_listing(dict(network.named_modules()))}.{table}"
         )
 

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 from bayesify import measure
 from bayesify._compare import FIT_UNITS, LEVEL, table
+from bayesify._modes import evaluation_mode
 from bayesify._tree import call, split_batch, to_device
 from bayesify.convert import Conversion
 from bayesify.likelihoods import Bernoulli
-from bayesify.posteriors import Posterior
-from bayesify.predict import evaluation_mode, posterior_device, predict
+from bayesify.posteriors import Posterior, require_posterior
+from bayesify.predict import posterior_device, predict
 from bayesify.prediction import ClassificationPrediction, Prediction, RegressionPrediction
 
 __all__ = ["IGNORED", "Cost", "Evaluation", "evaluate", "measure_cost", "right_or_wrong", "table", "to_json"]
@@ -49,7 +50,7 @@ class Cost:
             raise ValueError(f"fit_unit must be one of {list(FIT_UNITS)}, but it is {self.fit_unit!r}.")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Evaluation:
     """What one posterior achieved on a test set, and on sets that are foreign to it.
 
@@ -74,6 +75,11 @@ class Evaluation:
     cost: Cost = field(default_factory=Cost)
     conversion: Conversion | None = None
     score: str = "total"
+
+    def __repr__(self) -> str:
+        """Show the name and the metrics."""
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
+        return f"Evaluation({self.name!r}, {len(self.prediction)} examples: {metrics})"
 
     @property
     def deterministic(self) -> bool:
@@ -134,6 +140,7 @@ def evaluate(
         >>> result.metrics["accuracy"], result.metrics["auroc/zeros"], result.metrics["auroc-epistemic/zeros"]
         (1.0, 1.0, 0.5)
     """
+    require_posterior(posterior)
     if foreign is not None and not isinstance(foreign, Mapping):
         raise TypeError(
             f"foreign maps names to sets, foreign={{'photos': loader}}, but it is a {type(foreign).__name__}."

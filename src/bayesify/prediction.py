@@ -18,9 +18,14 @@ __all__ = ["ClassificationPrediction", "Prediction", "RegressionPrediction"]
 SCORES = ("total", "aleatoric", "epistemic", "variation_ratio", "model_variance", "max_probability")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Prediction:
     """What every prediction can do: be counted, indexed, joined, moved, and give scores."""
+
+    def __repr__(self) -> str:
+        """Show the fields and their shapes, not their values."""
+        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in self._fields())
+        return f"{type(self).__name__}({shapes})"
 
     def __len__(self) -> int:
         """Return the number of examples."""
@@ -71,7 +76,7 @@ class Prediction:
         return dataclasses.replace(self, **{name: function(name, t) for name, t in self._fields()})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ClassificationPrediction(Prediction):
     """A predictive distribution over classes, and why it is unsure.
 
@@ -131,7 +136,7 @@ class ClassificationPrediction(Prediction):
         return SCORES
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RegressionPrediction(Prediction):
     """A predictive mean and variance, and what the variance is made of.
 

@@ -21,7 +21,7 @@ from bayesify._files import (
 from bayesify.convert import Conversion, ConversionRow, Selection, build
 from bayesify.likelihoods import likelihood_from_dict
 from bayesify.methods import method_from_dict
-from bayesify.posteriors import Posterior
+from bayesify.posteriors import Posterior, require_posterior
 
 __all__ = ["FORMAT", "load", "save"]
 
@@ -50,6 +50,7 @@ def save(posterior: Posterior, path: str | Path) -> None:
         posterior: Any posterior.
         path: A folder; made if it does not exist.
     """
+    require_posterior(posterior)
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
         raise FileError(f"{folder} is a file, and a posterior is saved as a folder. Give another path.")
@@ -110,6 +111,7 @@ def load(path: str | Path, network: nn.Module) -> Posterior:
     posterior.output_key = config["output_key"]
     posterior.default_samples = config["default_samples"]
     tensors, _ = read_tensors(folder / config["tensors"])
+    posterior.make_room(tensors)
     state = _tensors_of(posterior)
     _check_names(set(state), {*tensors, *config["network"]}, folder)
     for name, tensor in tensors.items():

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
-from bayesify import MAP, SWAG, BayesAdapter, DeepEnsemble, MCDropout, Method, Posterior
+from bayesify import ABNN, MAP, SWAG, BayesAdapter, DeepEnsemble, MCDropout, Method, Posterior
 
 CLASSES = 3
 
@@ -54,6 +54,11 @@ CASES = (
         SWAG(rank=2, num_draws=4, epochs=3, snapshots_per_epoch=2, lr=0.1),
         SWAG(rank=2, num_draws=4, scale=0.0),
         any_draws=False,
+    ),
+    Case(
+        ABNN(members=2, samples=2, alpha=0.5, epochs=2, lr=0.1),
+        ABNN(members=2, samples=2, alpha=0.0, eta=0.0),
+        mean=False,
     ),
     Case(
         BayesAdapter(start_std=(0.05, 0.1), epochs=2, weight_decay=0.01),
@@ -108,7 +113,7 @@ class Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.enter = nn.Linear(4, 6)
-        self.inner = nn.Sequential(nn.Dropout(0.4), nn.Linear(6, 6), nn.GELU())
+        self.inner = nn.Sequential(nn.LayerNorm(6), nn.Dropout(0.4), nn.Linear(6, 6), nn.GELU())
         self.head = nn.Linear(6, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -64,7 +64,8 @@ def _is_redundant(name: str) -> bool:
 
 
 def test_likelihoods_parameters_are_trained(case: Case):
-    network = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Dropout(0.2), torch.nn.Linear(6, 1)).double()
+    layers = torch.nn.Linear(4, 6), torch.nn.LayerNorm(6), torch.nn.Dropout(0.2), torch.nn.Linear(6, 1)
+    network = torch.nn.Sequential(*layers).double()
     posterior = bayesify.convert(network, case.noisy, likelihood=bayesify.Gaussian())
     learned = [p for p in posterior.likelihood.parameters() if p.requires_grad]
     assert learned

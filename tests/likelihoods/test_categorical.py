@@ -95,7 +95,7 @@ def test_nothing_but_ignored_labels_is_a_loss_of_zero_with_gradients():
 @given(
     groups=st.lists(st.integers(1, 4), min_size=1, max_size=5),
     rows=st.integers(1, 3),
-    classes=st.integers(1, 4),
+    classes=st.integers(2, 4),
     scale=st.sampled_from([0.01, 1.0, 30.0]),
     seed=st.integers(0, 1000),
 )
@@ -265,7 +265,7 @@ def test_moments_can_be_sampled():
         (torch.zeros(3, 2, 4, 4), torch.zeros(3, 4).long(), r"targets must be \(3, 4, 4\)"),
         (torch.zeros(3, 2), torch.tensor([0, 1, 2]), "Labels run from 0 to 2, but the network has 2 outputs"),
         (torch.zeros(3, 2), torch.tensor([0, 1, -1]), "Labels run from -1 to 1.*0 to 1 .or ignore_index = -100"),
-        (torch.zeros(2, 1), torch.tensor([0, 1]), "has 1 outputs.*single logit use likelihood='binary'"),
+        (torch.zeros(2, 1), torch.tensor([0, 1]), "with one class.*one logit use likelihood='binary'"),
     ],
 )
 def test_what_does_not_fit_gets_a_sentence(output, target, sentence):

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from bayesify import MAP, SWAG, DeepEnsemble, MCDropout
+from bayesify import ABNN, MAP, SWAG, DeepEnsemble, MCDropout
 from bayesify.methods import methods
 
 __all__ = ["METHODS", "Attention", "TimeFirst", "Windows", "captured", "configurations", "mlp", "spread"]
@@ -13,6 +13,7 @@ METHODS = {
     "mc-dropout": MCDropout(p=0.5, insert_before="all"),
     "swag": SWAG(rank=2, num_draws=2),
     "deep-ensemble": DeepEnsemble(members=2, start="perturbed"),
+    "abnn": ABNN(members=2, samples=2),
 }
 
 

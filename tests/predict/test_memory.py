@@ -107,3 +107,11 @@ def test_the_measure_sees_kept_samples():
             predict(posterior, x, num_samples=samples, seed=0, chunk_size=64, keep_samples=True)
         peaks.append(peak.most)
     assert peaks[1] > peaks[0] + 248 * 64 * 3 * 4
+
+
+def test_a_first_draw_does_not_shrink_the_passes():
+    """The passes that find the batch have three rows; counted as two they would cut every later pass by a third."""
+    network = torch.nn.Sequential(torch.nn.Linear(4, 1024), torch.nn.Dropout(0.5), torch.nn.Linear(1024, 3))
+    posterior = convert(network, MCDropout())
+    predict(posterior, torch.randn(2, 4), num_samples=2, seed=0)
+    assert posterior.noise.layout.rows == 2**20 // 1024

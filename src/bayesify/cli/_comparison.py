@@ -214,13 +214,15 @@ class _PlainTraining:
         self.task = task
         self.seconds = task.plain_seconds
         self.unit: Literal["training", "epoch"] = "epoch" if task.plain_seconds is None else "training"
+        if self.seconds is None and task.train is not None:
+            # Before anything else is timed, and twice: what is loaded at first use must not count as training.
+            _epoch_seconds(task, task.train)
+            self.seconds = _epoch_seconds(task, task.train)
 
     def multiple(self, seconds: float) -> float:
         if seconds == 0:
             return 0.0
-        if self.seconds is None:
-            assert self.task.train is not None  # something was fitted
-            self.seconds = _epoch_seconds(self.task, self.task.train)
+        assert self.seconds is not None  # something was fitted
         return seconds / self.seconds
 
 

@@ -14,9 +14,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from bayesify._modes import evaluation_mode
 from bayesify.likelihoods import Likelihood
 from bayesify.methods._uncertainty import mutual_information
-from bayesify.posteriors import Posterior, evaluation_mode
+from bayesify.posteriors import Posterior
 
 __all__ = ["PredictiveNetwork", "disagreement_avoided", "features_moved", "fgsm", "pgd", "surprise"]
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bayesify.decide._state import check_state
 from bayesify.measure._checks import ceil_share, check_share, to_double
+from bayesify.prediction import Prediction
 
 if TYPE_CHECKING:
     from bayesify.measure._checks import ArrayLike
@@ -79,6 +80,8 @@ class Detector:
             ValueError: If n < tpr / (1 - tpr): so few scores cannot promise the share.
         """
         tpr = check_share(tpr, "tpr")
+        if isinstance(id_scores, Prediction):
+            raise TypeError('Detector.fit takes scores: prediction.score("total"), not the prediction itself.')
         scores = to_double(id_scores, "id_scores").detach().cpu().flatten().sort().values
         if ceil_share(tpr, len(scores) + 1) > len(scores):
             share = Fraction(str(tpr))

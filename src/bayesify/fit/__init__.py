@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
-import time
 from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from torch.optim import Optimizer
+from torch.utils.data import Dataset
 
-from bayesify._progress import bar
-from bayesify._tree import inputs_of
-from bayesify.fit._checkpoint import Checkpoint, Progress
-from bayesify.fit._engine import Engine, Precision, make_engine
-from bayesify.fit._health import (
-    NonFiniteError,
-    accuracy,
-    check_finite,
-    validation_nll,
-    warn_if_worse,
-)
+from bayesify._modes import modes_kept
+from bayesify.fit._engine import Precision, make_engine
+from bayesify.fit._health import NonFiniteError
 from bayesify.fit._history import EpochRecord, History
-from bayesify.fit._log import Log, open_log
-from bayesify.fit._paired import Paired
-from bayesify.fit._random import generators, global_generators_kept, random_state, restore_random_state, seed_all
+from bayesify.fit._random import global_generators_kept
+from bayesify.fit._run import Run, length
 from bayesify.likelihoods import Likelihood
-from bayesify.methods import Stage, UncertaintyRegulariser
-from bayesify.posteriors import LossTerms, Posterior
+from bayesify.methods import UncertaintyRegulariser
+from bayesify.posteriors import Posterior, require_posterior
 
 __all__ = ["EpochRecord", "History", "NonFiniteError", "fit"]
 
@@ -95,6 +83,14 @@ def fit(
         >>> len(history.epochs)
         2
     """
+    require_posterior(posterior)
+    if isinstance(loader, Dataset):
+        raise TypeError("fit takes a loader, not a data set: wrap it in a torch.utils.data.DataLoader.")
+    if isinstance(optimiser, Optimizer):
+        raise TypeError(
+            "optimiser is a function of parameter groups, not an optimiser: "
+            "optimiser=lambda groups: torch.optim.Adam(groups, lr=1e-3)."
+        )
     if likelihood is not None:
         posterior.set_likelihood(likelihood)
     epochs = posterior.method.epochs if epochs is None else epochs
@@ -109,7 +105,7 @@ def fit(
         raise ValueError("The regulariser needs foreign inputs: pass an ood_loader.")
     if ood_loader is not None:
         _check_loader(ood_loader)
-    run = _Run(
+    run = Run(
         posterior=posterior,
         loader=loader,
         ood_loader=ood_loader,
@@ -122,361 +118,14 @@ def fit(
         accumulate=accumulate,
         clip_norm=clip_norm,
         engine=make_engine(posterior, precision),
-        checkpoint=checkpoint,
+        checkpoint_folder=checkpoint,
         checkpoint_steps=checkpoint_steps,
         log_dir=log_dir,
         seed=seed,
         shown=progress,
     )
-    with global_generators_kept(), _modes_kept(posterior):
+    with global_generators_kept(), modes_kept(posterior):
         return run.all_stages(accuracy_tolerance)
-
-
-class _Run:
-    """The state of one call of `fit`."""
-
-    def __init__(
-        self,
-        *,
-        posterior: Posterior,
-        loader: Iterable[Any],
-        ood_loader: Iterable[Any] | None,
-        regulariser: UncertaintyRegulariser | None,
-        val_loader: Iterable[Any] | None,
-        epochs: int,
-        patience: int | None,
-        num_data: int,
-        make_optimiser: Callable[[list[dict[str, Any]]], Optimizer],
-        accumulate: int,
-        clip_norm: float | None,
-        engine: Engine,
-        checkpoint: str | Path | None,
-        checkpoint_steps: int | None,
-        log_dir: str | Path | None,
-        seed: int,
-        shown: bool,
-    ) -> None:
-        self.posterior = posterior
-        self.method = posterior.method
-        self.loader = loader
-        self.ood_loader = ood_loader
-        self.regulariser = regulariser
-        self.val_loader = val_loader
-        self.epochs = epochs
-        self.patience = patience
-        self.num_data = num_data
-        self.make_optimiser = make_optimiser
-        self.accumulate = accumulate
-        self.clip_norm = clip_norm
-        self.engine = engine
-        self.checkpoint_steps = checkpoint_steps
-        self.log_dir = log_dir
-        self.seed = seed
-        self.shown = shown and engine.rank == 0
-        self.history = History()
-        self.progress = Progress()
-        self.sums: dict[str, Any] = {}
-        self.epoch_random: dict[str, Any] = {}  # decides the order of the data in the present epoch
-        self.log = Log()
-        self.batches = self.steps_per_epoch = 0
-        settings = {
-            "method": self.method.to_dict(),
-            "likelihood": posterior.likelihood.kind,
-            "epochs": epochs,
-            "patience": patience,
-            "seed": seed,
-            "num_data": num_data,
-            "batches": _length(loader),
-            "accumulate": accumulate,
-            "clip_norm": clip_norm,
-            "precision": None if engine.dtype is None else str(engine.dtype),
-            "processes": engine.processes,
-            "generators": len(generators(loader)),
-        }
-        if ood_loader is not None:
-            settings["ood"] = {
-                "batches": _length(ood_loader),
-                "regulariser": asdict(regulariser or UncertaintyRegulariser()),
-                "generators": len(generators(ood_loader)),
-            }
-        self.checkpoint = Checkpoint(checkpoint, settings)
-
-    # -- the run --------------------------------------------------------------------------------------------
-
-    def all_stages(self, accuracy_tolerance: float) -> History:
-        saved = self.checkpoint.load(self.posterior)
-        if saved is not None:
-            self.history = History.from_dict(saved["history"])
-            self.progress = Progress(**saved["progress"])
-        if self.progress.done:
-            return self.history
-        stages = self.method.stages(self.posterior)
-        if saved is None:
-            self._measure_before()
-        else:
-            self.history.resumed_from = (stages[self.progress.stage].name, self.progress.epoch)
-        self.log = open_log(self.log_dir if self.engine.rank == 0 else None)
-        try:
-            if self.epochs:
-                self._all_epochs(stages, saved)
-            self._measure_after(accuracy_tolerance)
-            self.progress.done = True
-            self._save(None, None)
-        finally:
-            self.log.close()
-        return self.history
-
-    def _all_epochs(self, stages: list[Stage], saved: dict[str, Any] | None) -> None:
-        self._seed(0, -1, shared=True)  # Accelerate may seed the order of the data now
-        with self.engine.sharded(self.loader) as shard, self._foreign_shard() as foreign:
-            self.batches = _length(shard)
-            if foreign is not None:
-                shard = Paired(shard, foreign)
-            self.steps_per_epoch = -(-self.batches // self.accumulate)
-            if saved is not None:
-                restore_random_state(saved["random"][self.engine.rank]["now"], *self._loaders)
-            for index in range(self.progress.stage, len(stages)):
-                with stages[index].context():
-                    self._stage(index, stages[index], shard, saved)
-                saved = None
-            self._seed(len(stages), 0, shared=True)
-            self.posterior.train()
-            self.method.finish(self.posterior, self.loader, lambda items: bar(items, "finish", shown=self.shown))
-
-    def _stage(self, index: int, stage: Stage, loader: Iterable[Any], saved: dict[str, Any] | None) -> None:
-        if not any(parameter.requires_grad for group in stage.groups for parameter in group["params"]):
-            raise ValueError(f"There is nothing to train in {stage.name}: every parameter is frozen.")
-        optimiser = self.make_optimiser(stage.groups)
-        self.method.prepare_optimiser(self.posterior, optimiser, self.num_data)
-        schedule = self.method.make_schedule(optimiser, self.epochs * self.steps_per_epoch)
-        kind = type(optimiser).__name__
-        optimiser = self.engine.prepare(optimiser)
-        best = None
-        if saved is None:
-            self.progress = Progress(stage=index, optimiser=kind)
-        else:
-            if self.progress.optimiser != kind:
-                raise ValueError(
-                    f"The checkpoint was written with the optimiser {self.progress.optimiser}, and now it is {kind}. "
-                    "Give the same optimiser, or another folder to begin anew."
-                )
-            optimiser.load_state_dict(saved["optimiser"])
-            schedule.load_state_dict(saved["schedule"])
-            self.engine.scaler.load_state_dict(saved["scaler"])
-            if self.patience is not None and self.progress.best_nll is not None:
-                best = self.checkpoint.load_best(index)
-        state = self.progress
-        while state.epoch < self.epochs:
-            if self.patience is not None and state.epoch - state.best_epoch >= self.patience:
-                break
-            self._epoch(stage, loader, optimiser, schedule, saved if state.step else None)
-            saved = None
-            val_nll = self._validate()
-            if val_nll is not None and (state.best_nll is None or val_nll < state.best_nll):
-                state.best_nll, state.best_epoch = val_nll, state.epoch
-                if self.patience is not None:
-                    best = {name: tensor.detach().clone() for name, tensor in self.posterior.state_dict().items()}
-                    if self.engine.rank == 0:
-                        self.checkpoint.save_best(self.posterior, index)
-            self._record(stage, optimiser, val_nll)
-            self._save(optimiser, schedule)
-        if best is not None:
-            self.posterior.load_state_dict(best)
-
-    def _epoch(
-        self,
-        stage: Stage,
-        loader: Iterable[Any],
-        optimiser: Optimizer,
-        schedule: Any,
-        saved: dict[str, Any] | None,
-    ) -> None:
-        """Run one epoch, or the rest of one."""
-        state = self.progress
-        self.posterior.train()
-        if saved is None:
-            self.sums, state.step, state.seconds = {}, 0, 0.0
-            self._seed(state.stage, state.epoch)
-            self.epoch_random = random_state(*self._loaders)
-        else:
-            self.sums = dict(state.sums)
-            self.epoch_random = saved["random"][self.engine.rank]["epoch"]
-            restore_random_state(self.epoch_random, *self._loaders)
-        batches = iter(loader)
-        for _ in range(state.step):  # the same order of data as before, without the steps that were done
-            next(batches)
-        if saved is not None:
-            restore_random_state(saved["random"][self.engine.rank]["now"], *self._loaders)
-        label = f"{stage.name} epoch {state.epoch + 1}/{self.epochs}"
-        shown = bar(batches, label, shown=self.shown, total=self.batches, initial=state.step)
-        optimiser.zero_grad(set_to_none=True)
-        began = time.perf_counter()
-        written = state.step
-        for batch in shown:
-            stepped = self._batch(stage, batch, optimiser, schedule)
-            if hasattr(shown, "set_postfix") and self._may_look():
-                means = {name: f"{value:.4f}" for name, value in self._means().items()}
-                shown.set_postfix(means, refresh=False)
-            # Gradients that wait for their step are not written, so a checkpoint waits for it too.
-            due = self.checkpoint_steps is not None and state.step - written >= self.checkpoint_steps
-            if due and stepped and state.step < self.batches:
-                written = state.step
-                state.seconds += time.perf_counter() - began
-                began = time.perf_counter()
-                self._save(optimiser, schedule)
-        if state.step == 0:
-            raise ValueError("The loader gave no batch. Check its data set, batch size and drop_last.")
-        state.seconds += time.perf_counter() - began
-        state.epoch += 1
-        self.engine.align()
-        self.sums = {name: self.engine.mean(value) for name, value in self.sums.items()}
-
-    def _batch(self, stage: Stage, batch: Any, optimiser: Optimizer, schedule: Any) -> bool:
-        """Learn from one batch; return whether the optimiser stepped."""
-        state, total = self.progress, self.batches
-        state.step += 1
-        steps = state.step % self.accumulate == 0 or state.step == total
-        # The last group of an epoch may be shorter; its mean is over the batches it has.
-        group = self.accumulate
-        if state.step > total - total % self.accumulate:
-            group = total % self.accumulate
-        with nullcontext() if steps else self.engine.accumulating():
-            terms = self._loss(batch)
-            self.engine.backward(terms.total / group)
-        detached = LossTerms({name: value.detach().double() for name, value in terms.items()})
-        if self._may_look():
-            own = batch if self.ood_loader is None else batch[0]
-            check_finite(detached, self.posterior, own, stage.name, state.step)
-        for name, value in [*detached.items(), ("total", detached.total)]:
-            self.sums[name] = self.sums.get(name, 0.0) + value
-        if steps:
-            self.engine.step(optimiser, self.clip_norm)
-            optimiser.zero_grad(set_to_none=True)
-            schedule.step()
-            done = state.epoch * self.steps_per_epoch + -(-state.step // self.accumulate)
-            self.method.after_step(self.posterior, done, self.epochs * self.steps_per_epoch, self.steps_per_epoch)
-        return steps
-
-    def _loss(self, batch: Any) -> LossTerms:
-        if self.ood_loader is None:
-            return self.engine.loss(batch, self.num_data)
-        own, foreign = batch
-        return self.engine.loss(own, self.num_data, foreign=inputs_of(foreign), regulariser=self.regulariser)
-
-    @contextmanager
-    def _foreign_shard(self) -> Iterator[Iterable[Any] | None]:
-        if self.ood_loader is None:
-            yield None
-            return
-        with self.engine.sharded(self.ood_loader) as shard:
-            yield shard
-
-    @property
-    def _loaders(self) -> tuple[Iterable[Any] | None, ...]:
-        return (self.loader, self.ood_loader)
-
-    def _may_look(self) -> bool:
-        """Whether to read numbers now: always on a CPU; on other devices, where that waits, now and then."""
-        step = self.progress.step
-        return self.engine.device.type == "cpu" or step % 20 == 0 or step == self.batches
-
-    def _means(self) -> dict[str, float]:
-        return {name: float(value) / max(self.progress.step, 1) for name, value in self.sums.items()}
-
-    # -- around the epochs ----------------------------------------------------------------------------------
-
-    def _seed(self, stage: int, epoch: int, *, shared: bool = False) -> int:
-        """Start the global generators anew, by seed, stage and epoch, and by process unless it is shared."""
-        text = f"{self.seed}/{stage}/{epoch}/{0 if shared else self.engine.rank}".encode()
-        number = int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big")
-        seed_all(number)
-        return number
-
-    @contextmanager
-    def _measuring(self) -> Iterator[None]:
-        """Look at the posterior without a trace: the same order and noise each time and in every process."""
-        loaders = (self.loader, self.val_loader)
-        before = random_state(*loaders)
-        number = self._seed(-1, -1, shared=True)
-        for own in generators(*loaders):
-            own.manual_seed(number)
-        self.posterior.eval()
-        try:
-            yield
-        finally:
-            restore_random_state(before, *loaders)
-
-    def _validate(self) -> float | None:
-        if self.val_loader is None:
-            return None
-        with self._measuring():
-            num_samples = min(4, self.posterior.default_samples)
-            return validation_nll(self.posterior, self.val_loader, self.engine, num_samples)
-
-    def _record(self, stage: Stage, optimiser: Optimizer, val_nll: float | None) -> None:
-        state = self.progress
-        means = self._means()
-        lr = float(optimiser.param_groups[0]["lr"])
-        steps = state.epoch * self.steps_per_epoch
-        record = EpochRecord(stage.name, state.epoch, steps, means, val_nll, lr, state.seconds)
-        self.history.epochs.append(record)
-        scalars = {f"{stage.name}/{name}": value for name, value in means.items()}
-        self.log.add({**scalars, f"{stage.name}/val_nll": val_nll, f"{stage.name}/lr": lr}, state.epoch)
-        state.step = 0
-
-    def _measure_before(self) -> None:
-        with self._measuring():
-            found = accuracy(self.posterior, self._sample, original=True, max_batches=self._sample_size)
-        self.history.accuracy_before = found[0] if found else None
-
-    def _measure_after(self, tolerance: float) -> None:
-        if self.history.accuracy_before is None or not self.epochs:
-            return
-        with self._measuring():
-            found = accuracy(self.posterior, self._sample, original=False, max_batches=self._sample_size)
-        if found:
-            self.history.accuracy_after = found[0]
-            warn_if_worse(self.history.accuracy_before, found[0], found[1], tolerance)
-
-    @property
-    def _sample(self) -> Iterable[Any]:
-        return self.loader if self.val_loader is None else self.val_loader
-
-    @property
-    def _sample_size(self) -> int | None:
-        return 20 if self.val_loader is None else None
-
-    def _save(self, optimiser: Optimizer | None, schedule: Any) -> None:
-        if self.checkpoint.folder is None:
-            return
-        random = self.engine.gather({"now": random_state(*self._loaders), "epoch": self.epoch_random})
-        self.progress.sums = {name: float(value) for name, value in self.sums.items()}
-        if self.engine.rank == 0:
-            parts = {
-                "history": self.history.to_dict(),
-                "progress": asdict(self.progress),
-                "optimiser": None if optimiser is None else optimiser.state_dict(),
-                "schedule": None if schedule is None else _plain(schedule.state_dict()),
-                "scaler": self.engine.scaler.state_dict(),
-                "random": random,
-            }
-            self.checkpoint.save(self.posterior, parts)
-        self.engine.wait()
-
-
-def _plain(state: dict[str, Any]) -> dict[str, Any]:
-    """Leave out a schedule's functions, which the method makes anew."""
-    return {key: value for key, value in state.items() if key != "lr_lambdas"} | {"lr_lambdas": [None]}
-
-
-def _length(loader: Iterable[Any]) -> int:
-    try:
-        return len(loader)  # type: ignore[arg-type]
-    except TypeError as error:
-        raise TypeError(
-            "The loader has no length, so schedules and the progress cannot be known. Give a DataLoader over a data "
-            "set with a length, or a list of batches."
-        ) from error
 
 
 def _num_data(loader: Iterable[Any], num_data: int | None) -> int:
@@ -493,7 +142,7 @@ def _check_loader(loader: Iterable[Any]) -> None:
         raise TypeError(
             "The loader is an iterator, which ends after one epoch. Give the DataLoader itself, or a list of batches."
         )
-    if _length(loader) == 0:
+    if length(loader) == 0:
         raise ValueError("The loader is empty. Check its data set, batch size and drop_last.")
 
 
@@ -501,13 +150,3 @@ def _check_numbers(**numbers: tuple[int | None, int]) -> None:
     for name, (value, least) in numbers.items():
         if value is not None and value < least:
             raise ValueError(f"{name} must be at least {least}, but it is {value}.")
-
-
-@contextmanager
-def _modes_kept(posterior: Posterior) -> Iterator[None]:
-    modes = [(module, module.training) for module in posterior.modules()]
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

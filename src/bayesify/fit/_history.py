@@ -31,7 +31,7 @@ class EpochRecord:
     seconds: float
 
 
-@dataclass
+@dataclass(repr=False)
 class History:
     """The record of a run.
 
@@ -51,6 +51,17 @@ class History:
     def seconds(self) -> float:
         """Return the time of all epochs together."""
         return sum(record.seconds for record in self.epochs)
+
+    def __repr__(self) -> str:
+        """Show the run in a line."""
+        words = [f"{len(self.epochs)} epochs", f"{self.seconds:.1f} s"]
+        if self.epochs:
+            words.append(f"loss {self.epochs[-1].terms['total']:.4f}")
+        if self.epochs and self.epochs[-1].val_nll is not None:
+            words.append(f"validation NLL {self.epochs[-1].val_nll:.4f}")
+        if self.accuracy_before is not None and self.accuracy_after is not None:
+            words.append(f"accuracy {self.accuracy_before:.4f} -> {self.accuracy_after:.4f}")
+        return f"History({', '.join(words)})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the history as plain values."""

@@ -41,11 +41,22 @@ class Categorical(Likelihood):
         """Return the constructor's arguments."""
         return {"class_dim": self.class_dim, "ignore_index": self.ignore_index}
 
+    def extra_repr(self) -> str:
+        """Show what differs from the default."""
+        words = {"class_dim": self.class_dim, "ignore_index": None if self.ignore_index == -100 else self.ignore_index}
+        return ", ".join(f"{name}={value}" for name, value in words.items() if value is not None)
+
     def classes_last(self, output: Tensor, *, lead: int = 1) -> Tensor:
         """Move the class dimension to the end, in at least float32; `lead` dimensions come before the event."""
         ndim = output.ndim - lead + 1
         dim = self.class_dim if self.class_dim is not None else (-1 if ndim <= 3 else 1)
-        return at_least_float32(output.movedim(dim if dim < 0 else dim + lead - 1, -1))
+        logits = at_least_float32(output.movedim(dim if dim < 0 else dim + lead - 1, -1))
+        if logits.shape[-1] == 1:
+            raise ValueError(
+                f"The network's output has the shape {tuple(output.shape[lead - 1 :])}, with one class. For yes or no "
+                "from one logit use likelihood='binary'; for numbers use likelihood='regression'."
+            )
+        return logits
 
     def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
         """Return ln softmax(logits)_target, (B, ...)."""

@@ -19,6 +19,8 @@ __all__ = ["Gaussian"]
 class Gaussian(Likelihood):
     """Numbers y = f(x) + noise, noise ~ N(0, noise_std^2).
 
+    A last dimension of size one is dropped, of outputs and of targets: predictions are (B,) for outputs (B, 1).
+
     Args:
         noise_std: None learns one number; a number fixes it; "per-output" learns one for each output; "head" reads
             it from the network, whose output then is (mean, log variance): a tuple of two tensors, or one tensor

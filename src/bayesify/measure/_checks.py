@@ -78,7 +78,8 @@ def check_share(value: float, name: str, *, closed_below: bool = False) -> float
     value = float(value)
     if not (0 < value < 1 or (closed_below and value == 0)):
         interval = "[0, 1)" if closed_below else "(0, 1)"
-        raise ValueError(f"{name} is {value}; give a share in {interval}, for example 0.05.")
+        advice = f", {value / 100:g} for {value:g} %" if 1 < value < 100 else ""
+        raise ValueError(f"{name} is {value}; give a share in {interval}{advice}.")
     return value
 
 

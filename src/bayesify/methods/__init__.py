@@ -1,5 +1,6 @@
 """How a posterior is built and learned: one file for each method."""
 
+from bayesify.methods._abnn import ABNN
 from bayesify.methods._adapter import BayesAdapter
 from bayesify.methods._base import Method, Stage, as_method, method_from_dict, methods, register
 from bayesify.methods._deep_ensemble import DeepEnsemble, ensemble
@@ -9,6 +10,7 @@ from bayesify.methods._swag import SWAG
 from bayesify.methods._uncertainty import UncertaintyRegulariser
 
 __all__ = [
+    "ABNN",
     "MAP",
     "SWAG",
     "BayesAdapter",

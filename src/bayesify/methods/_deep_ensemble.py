@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -14,6 +12,7 @@ from torch import Tensor, nn
 from bayesify.convert import Selection, convert, require_something, select_parameters
 from bayesify.likelihoods import Likelihood
 from bayesify.methods._base import Method, Stage, register
+from bayesify.methods._members import member_losses, member_stages
 from bayesify.posteriors import LossTerms, MembersPosterior, Posterior, statistics_names
 
 __all__ = ["DeepEnsemble", "ensemble"]
@@ -81,31 +80,12 @@ class DeepEnsemble(Method):
 
     def objective(self, posterior: Posterior, inputs: Any, targets: Any, num_data: int) -> LossTerms:
         """Return the present member's loss, or the mean over members when none is chosen."""
-        assert isinstance(posterior, MembersPosterior)
-        if posterior.noise.member is not None:
-            return super().objective(posterior, inputs, targets, num_data)
-        losses = []
-        for index in range(len(posterior.members)):
-            with posterior.member(index):
-                losses.append(super().objective(posterior, inputs, targets, num_data)["nll"])
-        return LossTerms(nll=torch.stack(losses).mean())
+        plain = super().objective
+        return member_losses(posterior, lambda _: plain(posterior, inputs, targets, num_data))
 
     def stages(self, posterior: Posterior) -> list[Stage]:
         """Return one stage for each member."""
-        assert isinstance(posterior, MembersPosterior)
-        shared = list(posterior.likelihood.parameters())
-        return [
-            Stage(
-                f"member {index + 1}/{len(posterior.members)}",
-                [{"params": [*tree.parameters(), *shared]}],
-                partial(_member_context, posterior, index),
-            )
-            for index, tree in enumerate(posterior.members)
-        ]
-
-
-def _member_context(posterior: MembersPosterior, index: int) -> AbstractContextManager[Any]:
-    return posterior.member(index)
+        return member_stages(posterior)
 
 
 def _initialised(

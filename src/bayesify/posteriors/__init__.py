@@ -1,11 +1,12 @@
 """What is random: one file for each kind of posterior."""
 
-from bayesify.posteriors._base import Draw, LossTerms, Posterior, ShapeError
-from bayesify.posteriors._batch_dims import evaluation_mode
+from bayesify.posteriors._base import Draw, LossTerms, Posterior, ShapeError, require_posterior
 from bayesify.posteriors._dropout import AlphaDropoutNoise, DropoutNoise, NoisePosterior
 from bayesify.posteriors._gaussian import GaussianPosterior, NoiseKind
 from bayesify.posteriors._members import MembersPosterior
 from bayesify.posteriors._noise import Key, Noise
+from bayesify.posteriors._norm_members import NormMembersPosterior, tracking_norms
+from bayesify.posteriors._norm_noise import NoiseShape, NormKind, NormNoise, attach_noise, norm_kind, register_norm
 from bayesify.posteriors._plain import PointPosterior
 from bayesify.posteriors._swag import SWAGPosterior
 from bayesify.posteriors._weights import TensorTree, owners, statistics_names
@@ -21,12 +22,20 @@ __all__ = [
     "Noise",
     "NoiseKind",
     "NoisePosterior",
+    "NoiseShape",
+    "NormKind",
+    "NormMembersPosterior",
+    "NormNoise",
     "PointPosterior",
     "Posterior",
     "SWAGPosterior",
     "ShapeError",
     "TensorTree",
-    "evaluation_mode",
+    "attach_noise",
+    "norm_kind",
     "owners",
+    "register_norm",
+    "require_posterior",
     "statistics_names",
+    "tracking_norms",
 ]

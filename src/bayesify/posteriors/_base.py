@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from bayesify._tree import batch_rows, call, repeat_rows, split_batch
 from bayesify.likelihoods import Likelihood, as_likelihood
 from bayesify.posteriors._batch_dims import learn_batch_dims
 from bayesify.posteriors._noise import Key, Noise, ShapeError
 from bayesify.posteriors._statistics import statistics_apart
+from bayesify.posteriors._swap import find_slots, swapped
 
 if TYPE_CHECKING:
     from bayesify.convert import Conversion
     from bayesify.methods import Method, UncertaintyRegulariser
 
-__all__ = ["Draw", "LossTerms", "Posterior", "ShapeError"]
+__all__ = ["Draw", "LossTerms", "Posterior", "ShapeError", "require_posterior"]
 
 
 class LossTerms(dict[str, Tensor]):
@@ -79,7 +79,10 @@ class Posterior(nn.Module):
         with statistics_apart(self.network, self.noise.foreign, self.noise.rows):
             if not tensors:
                 return self.network(*args, **kwargs)
-            return functional_call(self.network, tensors, args, dict(kwargs))
+            if self.noise.slots.keys() != tensors.keys():
+                self.noise.slots = find_slots(self.network, tensors)
+            with swapped(self.noise.slots, tensors):
+                return self.network(*args, **kwargs)
 
     def _learn_batch_dims(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         noise = self.noise
@@ -179,8 +182,8 @@ class Posterior(nn.Module):
 
     def _count(self, num_samples: int | None) -> int:
         count = self.default_samples if num_samples is None else num_samples
-        if count < 1:
-            raise ValueError(f"num_samples must be at least 1, but it is {count}.")
+        if not isinstance(count, int) or count < 1:
+            raise ValueError(f"num_samples must be a whole number of at least 1, but it is {count!r}.")
         return count
 
     def _check_mean(self) -> None:
@@ -201,6 +204,9 @@ class Posterior(nn.Module):
         return {self.network}
 
     # -- learning -------------------------------------------------------------------------------------------
+
+    def make_room(self, tensors: Mapping[str, Tensor]) -> None:
+        """Give tensors whose shape only training decides the shape they have in a state that will be loaded."""
 
     def loss(
         self,
@@ -272,3 +278,12 @@ def _rows(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
         return batch_rows([list(args), dict(kwargs)])
     except ValueError:
         return 1  # inputs without tensors: nothing to fold
+
+
+def require_posterior(value: object) -> None:
+    """Raise, and say what to do, if somebody gives a plain network."""
+    if not isinstance(value, Posterior):
+        raise TypeError(
+            f"This needs a posterior, but got a {type(value).__name__}. Make one of your network first: "
+            "posterior = bayesify.convert(network, method)."
+        )

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
+from bayesify._modes import evaluation_mode
 from bayesify._tree import repeat_rows, slice_rows
 from bayesify.posteriors._noise import BatchDim, Key, Noise
 
-__all__ = ["evaluation_mode", "grown", "learn_batch_dims"]
-
-
-@contextmanager
-def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Put all layers in evaluation mode for a while; each returns to its own mode."""
-    modes = [(inner, inner.training) for inner in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for inner, training in modes:
-            inner.training = training
+__all__ = ["grown", "learn_batch_dims"]
 
 
 def learn_batch_dims(network: nn.Module, noise: Noise, run: Callable[[Any], Any], inputs: Any) -> None:

@@ -13,7 +13,7 @@ from bayesify.posteriors._noise import Noise
 if TYPE_CHECKING:
     from bayesify.methods import Method
 
-__all__ = ["AlphaDropoutNoise", "DropoutNoise", "NoisePosterior"]
+__all__ = ["AlphaDropoutNoise", "DropoutNoise", "NoisePosterior", "draws_fold", "noisy_layers"]
 
 
 class NoisePosterior(Posterior):
@@ -28,13 +28,8 @@ class NoisePosterior(Posterior):
 
     @property
     def folds(self) -> bool:
-        """Whether draws can share a batch.
-
-        Not where a layer mixes examples even in evaluation mode, nor where noise acts on something without a batch.
-        """
-        norms = (m for m in self.network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
-        without_batch = any(batch.dim is None for batch in (self.noise.batch_dims or {}).values())
-        return not without_batch and all(norm.running_mean is not None for norm in norms)
+        """Whether draws can share a batch."""
+        return draws_fold(self.network, self.noise)
 
     def independent_rows(self, inputs: Any) -> bool:
         """Return True: fresh noise is drawn for each row."""
@@ -43,7 +38,22 @@ class NoisePosterior(Posterior):
 
     def sites(self) -> set[nn.Module]:
         """Return the noisy layers."""
-        return {module for module in self.network.modules() if isinstance(getattr(module, "noise", None), Noise)}
+        return noisy_layers(self.network)
+
+
+def noisy_layers(network: nn.Module) -> set[nn.Module]:
+    """Return the layers that take their noise from a posterior."""
+    return {module for module in network.modules() if isinstance(getattr(module, "noise", None), Noise)}
+
+
+def draws_fold(network: nn.Module, noise: Noise) -> bool:
+    """Return whether draws of a noisy network can share a batch.
+
+    Not where a layer mixes examples even in evaluation mode, nor where noise acts on something without a batch.
+    """
+    norms = (m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+    without_batch = any(batch.dim is None for batch in (noise.batch_dims or {}).values())
+    return not without_batch and all(norm.running_mean is not None for norm in norms)
 
 
 class DropoutNoise(nn.Module):

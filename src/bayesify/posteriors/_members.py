@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bayesify._tree import call
 from bayesify.posteriors._base import Posterior
+from bayesify.posteriors._dropout import draws_fold, noisy_layers
 from bayesify.posteriors._noise import Key
 from bayesify.posteriors._weights import TensorTree, owners
 
@@ -27,7 +28,7 @@ class MembersPosterior(Posterior):
     in place of the network's, without a copy. Draws are spread evenly over the members.
 
     Args:
-        network: What each member is: a plain network, or a posterior.
+        network: What each member is: a plain network, one with noisy layers, or a posterior.
         members: For each member, its own tensors by their name in `network`.
         method: How the members are learned.
     """
@@ -41,7 +42,10 @@ class MembersPosterior(Posterior):
 
     @property
     def _random_members(self) -> bool:
-        return isinstance(self.network, Posterior) and bool(self.network.sites())
+        return bool(self._noisy_sites())
+
+    def _noisy_sites(self) -> set[nn.Module]:
+        return self.network.sites() if isinstance(self.network, Posterior) else noisy_layers(self.network)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the present member's tensors; a fresh pass takes a member at random."""
@@ -93,9 +97,10 @@ class MembersPosterior(Posterior):
     @property
     def folds(self) -> bool:
         """Whether the draws of one member can share a batch."""
-        return isinstance(self.network, Posterior) and self.network.folds
+        if isinstance(self.network, Posterior):
+            return self.network.folds
+        return self._random_members and draws_fold(self.network, self.noise)
 
     def sites(self) -> set[nn.Module]:
         """Return the modules that own a tensor of a member, and those where a member is random itself."""
-        inner = self.network.sites() if isinstance(self.network, Posterior) else set()
-        return owners(self.network, self.member_tensors(0)) | inner
+        return owners(self.network, self.member_tensors(0)) | self._noisy_sites()

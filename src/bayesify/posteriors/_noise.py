@@ -92,6 +92,8 @@ class Noise:
         self.batch_dims: dict[str, BatchDim] | None = None
         self._shapes: dict[str, torch.Size] | None = None
         self._calls: Counter[str] = Counter()
+        self.slots: dict[str, list[tuple[dict[str, Any], str]]] = {}  # where the network holds its random tensors
+        self._blocks: dict[str, tuple[Any, Tensor]] = {}  # the last block of each site, at most BLOCK numbers
         self.layout: Any = None  # what the predictor learned about the network; only speed depends on it
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Noise:
@@ -180,7 +182,8 @@ class Noise:
         *,
         site: str,
         law: Law,
-        channel_dim: int | None = None,
+        channel_dim: int | tuple[int, ...] | None = None,
+        per_example: bool = True,
     ) -> Tensor:
         """Combine an activation with noise.
 
@@ -190,8 +193,9 @@ class Noise:
             combine: `combine(x, noise)`, elementwise; the noise broadcasts against x.
             site: The layer's name in its posterior.
             law: Standard normal, or uniform on [0, 1).
-            channel_dim: None for noise per element, else the one dimension of x, beside the batch, along which
-                the noise varies.
+            channel_dim: None for noise per element, else the dimensions of x, beside the batch, along which the
+                noise varies.
+            per_example: Whether a fresh pass has noise of its own for each example; a draw never has.
 
         Returns:
             A tensor of x's shape; (S B, ...) where S draws are evaluated together and x held one copy.
@@ -207,7 +211,8 @@ class Noise:
         self.fired = True
         if not self.keys and channel_dim is None:
             return combine(x, _random(list(x.shape), law, x, None))
-        if (self.batch_dims or {}).get(site) == BatchDim(None):
+        shared = not self.keys and not per_example
+        if shared or (self.batch_dims or {}).get(site) == BatchDim(None):
             return self._perturb_without_batch(x, combine, site, law, channel_dim)
         draws, rows = max(len(self.keys), 1), self._rows
         batch_dim, copies = self._find_batch(x, site, draws)
@@ -216,11 +221,11 @@ class Noise:
         grid = x.reshape(*before, copies, rows, inner, *after)
         shape = [*before, 1, 1, inner, *after]
         if channel_dim is not None:
-            channel = channel_dim % x.ndim
             shape = [1] * len(shape)
-            shape[channel if channel < batch_dim else channel + 2] = x.shape[channel]
+            for channel in _positions(channel_dim, x.ndim):
+                shape[channel if channel < batch_dim else channel + 2] = x.shape[channel]
         if self.keys:
-            noise = _drawn(self.keys, site, shape, law, x).movedim(0, batch_dim).flatten(batch_dim, batch_dim + 1)
+            noise = self._drawn(site, shape, law, x).movedim(0, batch_dim).flatten(batch_dim, batch_dim + 1)
             self._folded = True
         else:
             shape[batch_dim + 1] = rows
@@ -228,15 +233,42 @@ class Noise:
         return combine(grid, noise).reshape(*before, draws * rows * inner, *after)
 
     def _perturb_without_batch(
-        self, x: Tensor, combine: Callable[[Tensor, Tensor], Tensor], site: str, law: Law, channel_dim: int | None
+        self,
+        x: Tensor,
+        combine: Callable[[Tensor, Tensor], Tensor],
+        site: str,
+        law: Law,
+        channel_dim: int | tuple[int, ...] | None,
     ) -> Tensor:
         if len(self.keys) > 1:
             raise ShapeError(f"Layer {site!r} acts on something without a batch, so draws cannot share a pass.")
         shape = list(x.shape)
         if channel_dim is not None:
-            shape = [size if dim == channel_dim % x.ndim else 1 for dim, size in enumerate(shape)]
-        noise = _drawn(self.keys, site, shape, law, x)[0] if self.keys else _random(shape, law, x, None)
+            channels = _positions(channel_dim, x.ndim)
+            shape = [size if dim in channels else 1 for dim, size in enumerate(shape)]
+        noise = self._drawn(site, shape, law, x)[0] if self.keys else _random(shape, law, x, None)
         return combine(x, noise)
+
+    def _drawn(self, site: str, shape: list[int], law: Law, like: Tensor) -> Tensor:
+        """Return the noise of the present draws, (S, *shape).
+
+        Small noise is made for a block of successive draws by one generator, and kept, so that twenty draws cost one
+        call; the block's size depends on the shape alone, so that a draw's noise does not depend on what it is
+        evaluated together with.
+        """
+        device = like.device
+        block = max(1, BLOCK // max(1, math.prod(shape)))
+        if block == 1:
+            return torch.stack([_random(shape, law, like, generator_for(key, site, device)) for key in self.keys])
+        rows = []
+        for key in self.keys:
+            first = Key(key.seed, key.index // block)
+            wanted = (first, tuple(shape), law, like.dtype, device)
+            if self._blocks.get(site, (None,))[0] != wanted:
+                made = _random([block, *shape], law, like, generator_for(first, site, device))
+                self._blocks[site] = (wanted, made)
+            rows.append(self._blocks[site][1][key.index % block])
+        return torch.stack(rows)
 
     def _find_batch(self, x: Tensor, site: str, draws: int) -> tuple[int, int]:
         """Return the batch's dimension in an activation, and how many copies of the batch, one per draw, it holds."""
@@ -257,25 +289,8 @@ class Noise:
         )
 
 
-def _drawn(keys: tuple[Key, ...], site: str, shape: list[int], law: Law, like: Tensor) -> Tensor:
-    """Return the noise of several draws, (S, *shape).
-
-    Small noise is made for a block of successive draws by one generator, so that twenty draws cost one call; the
-    block's size depends on the shape alone, so that a draw's noise does not depend on what it is evaluated together
-    with.
-    """
-    block = max(1, BLOCK // max(1, math.prod(shape)))
-    if block == 1:
-        return torch.stack([_random(shape, law, like, generator_for(key, site, like.device)) for key in keys])
-    blocks: dict[Key, Tensor] = {}
-    rows = []
-    for key in keys:
-        first = Key(key.seed, key.index // block)
-        if first not in blocks:
-            generator = generator_for(first, site, like.device)
-            blocks[first] = _random([block, *shape], law, like, generator)
-        rows.append(blocks[first][key.index % block])
-    return torch.stack(rows)
+def _positions(dims: int | tuple[int, ...], ndim: int) -> list[int]:
+    return [dim % ndim for dim in (dims if isinstance(dims, tuple) else (dims,))]
 
 
 def _random(shape: list[int], law: Law, like: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from bayesify._modes import evaluation_mode
 from bayesify._tree import call, split_batch, to_device
 from bayesify.posteriors._base import Posterior
 from bayesify.posteriors._noise import Key, generator_for
@@ -183,17 +184,14 @@ class SWAGPosterior(Posterior):
 @contextmanager
 def _cumulative_statistics(network: nn.Module) -> Iterator[None]:
     """Let batch normalisation, and nothing else, train, with plain averages over batches."""
-    modes = {module: module.training for module in network.modules()}
     norms = list(batch_norms(network).values())
     momenta = [norm.momentum for norm in norms]
-    network.eval()
-    for norm in norms:
-        norm.train()
-        norm.momentum = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum
-        for module, training in modes.items():
-            module.training = training
+    with evaluation_mode(network):
+        for norm in norms:
+            norm.train()
+            norm.momentum = None  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            for norm, momentum in zip(norms, momenta, strict=True):
+                norm.momentum = momentum

@@ -93,7 +93,8 @@ def statistics_names(network: nn.Module) -> list[str]:
 
 def owners(network: nn.Module, names: Iterable[str]) -> set[nn.Module]:
     """Return the modules that hold these tensors, under whichever name, and so use them when they are called."""
-    state = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    parameters, buffers = (each(remove_duplicate=False) for each in (network.named_parameters, network.named_buffers))
+    state = {**dict(parameters), **dict(buffers)}
     wanted = {id(state[name]) for name in names}
     found = set()
     for module in network.modules():

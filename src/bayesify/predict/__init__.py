@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
+from bayesify._modes import evaluation_mode
 from bayesify._progress import bar
 from bayesify._tree import batch_rows, inputs_of, slice_rows, to_device
-from bayesify.posteriors import Key, Posterior, evaluation_mode
+from bayesify.posteriors import Key, Posterior, require_posterior
 from bayesify.predict._layout import layout_of
 from bayesify.predict._sampling import add_draws
 from bayesify.prediction import Prediction
 
-__all__ = ["add_draws", "evaluation_mode", "posterior_device", "predict"]
+__all__ = ["add_draws", "posterior_device", "predict"]
 
 
 def predict(
@@ -57,6 +60,11 @@ def predict(
         >>> prediction.probs.shape, bool((prediction.epistemic > 0).all())
         (torch.Size([5, 3]), True)
     """
+    require_posterior(posterior)
+    if isinstance(inputs, np.ndarray):
+        inputs = torch.from_numpy(inputs)
+    if isinstance(inputs, Dataset):
+        raise TypeError("predict takes a tensor or a loader, not a data set: wrap it in a torch.utils.data.DataLoader.")
     if how not in ("sampling", "mean"):
         raise ValueError(f"how must be 'sampling' or 'mean', but it is {how!r}.")
     if chunk_size is not None and chunk_size < 1:

@@ -15,9 +15,8 @@ from bayesify.predict._reads import reads_outside
 
 __all__ = ["Layout", "layout_of"]
 
-# How many elements the widest activation of a pass should have, at most. Smaller passes waste calls, larger ones leave
-# the cache: on two CPU cores ResNet-20 takes .67 ms per image in batches of 64 and 1.1 ms in batches of 256
-# (benchmarks/predict.py).
+# How many elements the widest activation of a pass should have, at most: smaller passes waste calls, larger ones leave
+# the cache. `python -m benchmarks.predict` shows what an arrangement costs.
 CPU_ELEMENTS = 2**20
 DEVICE_ELEMENTS = 2**26
 LEAST_ROWS = 8
@@ -96,6 +95,7 @@ def _agrees(posterior: Posterior, twice: Any, key: Key, *, tiled: bool) -> bool:
 def _widest_activations(posterior: Posterior, twice: Any, keys: Sequence[Key]) -> tuple[int, int]:
     """Return the elements per example of the widest output of a module, and of the widest from the first noise on."""
     widest, widest_after = 1, 1
+    posterior.evaluate(twice, keys)  # a first draw may also pass other numbers of rows, which must not be counted
 
     def look(module: nn.Module, args: Any, output: Any) -> None:
         def size(tensor: Tensor) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesify._modes import evaluation_mode
 from bayesify._tree import repeat_rows, slice_rows
-from bayesify.posteriors._batch_dims import evaluation_mode, grown
+from bayesify.posteriors._batch_dims import grown
 from bayesify.posteriors._forward import Watch, patched_forward, storage
 from bayesify.posteriors._gaussian._kernels import has_kernel
 from bayesify.posteriors._gaussian._site import Site

@@ -1,0 +1,171 @@
+"""What ABNN costs, as multiples of the plain network in the same run.
+
+`BAYESIFY_DATA=... python -m benchmarks.abnn` times training steps and predictions of the pretrained ResNet-20,
+interleaved with the plain network's, and measures what members take on disk. TorchUncertainty's ABNN stands beside ours
+where it is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import bayesify
+from bayesify import ABNN, DeepEnsemble
+from experiments.networks import pretrained
+
+RESULTS = Path(__file__).parent / "results" / "abnn.json"
+
+STEPS = {
+    "all gradients": ABNN(train="all"),
+    "all gradients, statistics updated": ABNN(train="all", statistics="updated"),
+    "all gradients, statistics updated, no noise": ABNN(train="all", statistics="updated", alpha=0.0, eta=0.0),
+    "norm only (the default)": ABNN(),
+    "norm only, statistics updated": ABNN(statistics="updated"),
+    "norm only, noise per channel": ABNN(noise="channel"),
+    "norm only, noise per element": ABNN(noise="element"),
+    "all gradients, updated, noise per element": ABNN(train="all", statistics="updated", noise="element"),
+}
+PREDICTIONS = {
+    "ABNN, 3 members": ABNN(),
+    "ABNN, one member": ABNN(members=1),
+    "ABNN, 3 members, noise per element": ABNN(noise="element"),
+    "deep ensemble of 20": DeepEnsemble(members=20, start="perturbed"),
+}
+
+
+def medians(functions: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
+    """Return the median time of each function over that of the first, run in turn."""
+    for function in functions.values():
+        function()
+    rounds = [{name: _seconds(function) for name, function in functions.items()} for _ in range(repeats)]
+    plain = next(iter(functions))
+    return {name: round(statistics.median(r[name] / r[plain] for r in rounds), 3) for name in functions}
+
+
+def _seconds(function: Callable[[], None]) -> float:
+    # With one thread the processor's time is the work, whatever else the machine does.
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    began = clock()
+    function()
+    return clock() - began
+
+
+def plain_step(network: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
+    """Return a training step of the network itself."""
+    optimiser = torch.optim.SGD(network.parameters(), lr=1e-4, momentum=0.9, nesterov=True, weight_decay=5e-4)
+
+    def step() -> None:
+        optimiser.zero_grad(set_to_none=True)
+        cross_entropy(network(x), y).backward()
+        optimiser.step()
+
+    return step
+
+
+def abnn_step(network: nn.Module, method: ABNN, x: Tensor, y: Tensor) -> Callable[[], None]:
+    """Return a training step of one member."""
+    posterior = bayesify.convert(network, method).train()
+    stage = method.stages(posterior)[0]
+    optimiser = torch.optim.SGD(stage.groups, lr=1e-4, momentum=0.9, nesterov=True, weight_decay=5e-4)
+
+    def step() -> None:
+        optimiser.zero_grad(set_to_none=True)
+        with stage.context():
+            posterior.loss((x, y), num_data=50_000).total.backward()
+        optimiser.step()
+
+    return step
+
+
+def predictions(network: nn.Module, x: Tensor, draws: int) -> dict[str, Callable[[], None]]:
+    """Return the plain pass, and a prediction with `draws` draws of each posterior."""
+    functions: dict[str, Callable[[], None]] = {"plain pass": torch.no_grad()(lambda: network(x))}
+    for name, method in PREDICTIONS.items():
+        posterior = bayesify.convert(network, method)
+
+        def run(posterior: bayesify.Posterior = posterior) -> None:
+            bayesify.predict(posterior, x, num_samples=draws, seed=0)
+
+        functions[name] = run
+    return functions
+
+
+def storage(network: nn.Module, members: int) -> dict[str, float]:
+    """Return the bytes of the network and its posterior over those of the network, after every member has moved."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        plain = Path(folder) / "network.safetensors"
+        save_file(network.state_dict(), plain)
+        for name, method in {
+            "ABNN": ABNN(members=members),
+            "ABNN, statistics updated": ABNN(members=members, statistics="updated"),
+            "deep ensemble": DeepEnsemble(members=members, start="perturbed"),
+        }.items():
+            posterior = bayesify.convert(network, method)
+            with torch.no_grad():
+                for tensor in posterior.members.state_dict().values():
+                    tensor.add_(1)
+            target = Path(folder) / name
+            bayesify.save(posterior, target)
+            added = sum(file.stat().st_size for file in target.glob("*.safetensors"))
+            found[name] = round((plain.stat().st_size + added) / plain.stat().st_size, 3)
+    return found
+
+
+def peer(network: nn.Module, x: Tensor, y: Tensor) -> dict[str, Callable[[], None]]:
+    """Return TorchUncertainty's training step, where it is installed."""
+    try:
+        from torch_uncertainty.post_processing import abnn
+    except ImportError:
+        print("TorchUncertainty is not installed, so it is not in the table.")
+        return {}
+    made = abnn.ABNN(
+        num_classes=10, random_prior=2.0, alpha=0.05, num_models=1, num_samples=1,
+        base_lr=1e-4, device=torch.device("cpu"), max_epochs=1, use_original_model=False, model=network,
+    )  # fmt: skip
+    return {"TorchUncertainty, all gradients, noise per element": plain_step(made.ens_model[0].train(), x, y)}
+
+
+def main() -> None:
+    """Print the tables and keep them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--draws", type=int, default=20)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=9)
+    arguments = parser.parse_args()
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(arguments.batch, 3, 32, 32, generator=generator)
+    y = torch.randint(10, (arguments.batch,), generator=generator)
+    steps = {"plain step, all gradients": plain_step(pretrained("resnet20").train(), x, y)}
+    steps |= {name: abnn_step(pretrained("resnet20").train(), method, x, y) for name, method in STEPS.items()}
+    steps |= peer(pretrained("resnet20"), x, y)
+    record = {
+        "command": "python -m benchmarks.abnn",
+        "threads": torch.get_num_threads(),
+        "batch": arguments.batch,
+        "draws": arguments.draws,
+        "training step": medians(steps, arguments.repeats),
+        "prediction": medians(predictions(pretrained("resnet20"), x, arguments.draws), max(3, arguments.repeats // 3)),
+        "storage, three members": storage(pretrained("resnet20"), 3),
+    }
+    for title in ("training step", "prediction", "storage, three members"):
+        print(f"\n{title}, as multiples of the plain network")
+        for name, value in record[title].items():
+            print(f"  {name:50}{value:8.3f}")
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(record, indent=1))
+
+
+if __name__ == "__main__":
+    main()

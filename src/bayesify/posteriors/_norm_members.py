@@ -1,0 +1,104 @@
+"""Members with noise in their normalisation layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.posteriors._batch_dims import learn_batch_dims
+from bayesify.posteriors._forward import forbid_fused_layers
+from bayesify.posteriors._members import MembersPosterior
+from bayesify.posteriors._noise import Noise
+
+if TYPE_CHECKING:
+    from bayesify.methods import Method
+
+__all__ = ["NormMembersPosterior", "tracking_norms"]
+
+
+class NormMembersPosterior(MembersPosterior):
+    """M members, each with its own normalisation parameters, and noise in the normalisation layers.
+
+    The network is stored once; a member costs the tensors given for it. A draw is a member and its layers' noise.
+
+    Args:
+        network: A copy of the user's network, with noise attached.
+        members: For each member, its own tensors by their name in `network`.
+        method: How the members are learned.
+        noise: What the attached layers take their noise from.
+        keep_statistics: Whether normalisation uses its running statistics in training too, and leaves them alone.
+
+    Attributes:
+        eta: How much more each class counts for each member, (M, C); (M, 0) before the first loss says C.
+    """
+
+    eta: Tensor
+
+    def __init__(
+        self,
+        network: nn.Module,
+        members: Sequence[Mapping[str, Tensor]],
+        method: Method,
+        *,
+        noise: Noise,
+        keep_statistics: bool,
+    ) -> None:
+        super().__init__(network, members, method)
+        self.noise = noise
+        self.keep_statistics = keep_statistics
+        like = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
+        self.register_buffer("eta", like.new_zeros(len(members), 0).detach())
+        forbid_fused_layers(network, self._noisy_sites())
+
+    # -- passes ---------------------------------------------------------------------------------------------
+
+    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        with self._statistics_kept():
+            return super()._run(args, kwargs)
+
+    def reference(self, inputs: Any) -> Tensor:
+        """Return what the user's network returns."""
+        with self._statistics_kept():
+            return super().reference(inputs)
+
+    @contextmanager
+    def _statistics_kept(self) -> Iterator[None]:
+        norms = [norm for norm in tracking_norms(self.network).values() if norm.training and self.keep_statistics]
+        for norm in norms:
+            norm.training = False
+        try:
+            yield
+        finally:
+            for norm in norms:
+                norm.training = True
+
+    def _learn_batch_dims(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        # Noise per example has to know the batch in fresh passes too.
+        if self.noise.batch_dims is None and not self.noise.in_pass:
+            learn_batch_dims(self.network, self.noise, lambda inputs: self._run(*inputs), (args, dict(kwargs)))
+
+    # -- state ----------------------------------------------------------------------------------------------
+
+    def make_room(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take the number of classes from the tensors that will be loaded."""
+        found = tensors.get("eta")
+        if found is not None and found.ndim == 2 and len(found) == len(self.eta):
+            self.eta = self.eta.new_zeros(found.shape)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if f"{prefix}eta" in state_dict:
+            self.make_room({"eta": state_dict[f"{prefix}eta"]})
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def tracking_norms(network: nn.Module) -> dict[str, nn.Module]:
+    """Return the batch- and instance-normalisation layers that keep running statistics, by name."""
+    return {
+        name: module
+        for name, module in network.named_modules()
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.running_mean is not None
+    }
