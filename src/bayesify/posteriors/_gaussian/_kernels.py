@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bayesify.posteriors._gaussian._functions import exemplar, flipout, normals
+from bayesify.posteriors._gaussian._functions import exemplar, flipout, local_reparameterisation, normals
 from bayesify.posteriors._gaussian._norms import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
 from bayesify.posteriors._gaussian._operations import Convolution, LinearMap, Operation
 from bayesify.posteriors._gaussian._site import Visit
@@ -23,7 +23,7 @@ __all__ = ["KERNELS", "choose", "has_kernel"]
 
 # Below so many positions per example a weight for each example costs more than a second product; below so many,
 # normal numbers for each weight cost more than signs (python -m benchmarks.adapter --layers).
-FEW_POSITIONS = 128
+FEW_POSITIONS = 64
 SOME_POSITIONS = 512
 
 Arranged = Literal["exemplar", "local", "flipout", "flipout, weights each"]
@@ -33,10 +33,10 @@ def choose(kind: str, positions: int, *, local: bool) -> Arranged:
     """Choose how a product is made random, by the number of positions for which an example's weight is used.
 
     "auto" takes local reparameterisation where it is exact (`local`: one position, one call), a draw for each example
-    from 512 positions on, and flipout below, which forms each example's weight from 128 positions on. "local" takes it
+    from 512 positions on, and flipout below, which forms each example's weight from 64 positions on. "local" takes it
     where it is exact, and a draw for each example elsewhere.
 
-    >>> choose("auto", 1, local=True), choose("auto", 64, local=False), choose("auto", 1024, local=False)
+    >>> choose("auto", 1, local=True), choose("auto", 16, local=False), choose("auto", 1024, local=False)
     ('local', 'flipout', 'exemplar')
     """
     if kind in ("auto", "local") and local:
@@ -62,20 +62,10 @@ def _product(
     std = std.to(weight.dtype)
     with torch.autocast(device, enabled=False):
         if how == "local":
-            return _local(x, weight, std, visit.seed)
+            return local_reparameterisation(x, weight, std, visit.seed)
         if how == "exemplar":
             return exemplar(x, weight, std, operation, visit.seed)
         return flipout(x, weight, std, operation, visit.seed, weights_each=how != "flipout")
-
-
-def _local(x: Tensor, mean: Tensor, std: Tensor, seed: int) -> Tensor:
-    """Return x mean' + e sqrt(x^2 (std^2)'), which has the law of `exemplar` (Kingma et al. 2015, eq. 6)."""
-    average = x @ mean.T
-    variance = x.square() @ std.square().T
-    # The root has no derivative at zero, where an input is zero or nothing is random: there is no noise.
-    random = variance > 0
-    root = torch.where(random, variance, 1).sqrt() * random
-    return average + root * normals(list(root.shape), root, torch.Generator(x.device).manual_seed(seed))
 
 
 def linear(layer: nn.Linear, x: Tensor, visit: Visit) -> Tensor:
