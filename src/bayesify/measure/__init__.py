@@ -38,10 +38,12 @@ from bayesify.measure.uncertainty import (
     mutual_information,
     variation_ratio,
 )
+from bayesify.measure.verification import Verification, cosine_scores, verification_accuracy
 
 __all__ = [
     "Reliability",
     "RiskCoverage",
+    "Verification",
     "accuracy",
     "accuracy_after_rejection",
     "accuracy_by_bucket",
@@ -52,6 +54,7 @@ __all__ = [
     "average_precision",
     "brier",
     "classwise_ece",
+    "cosine_scores",
     "coverage_at_risk",
     "crps_gaussian",
     "crps_samples",
@@ -69,4 +72,5 @@ __all__ = [
     "risk_coverage",
     "rmse",
     "variation_ratio",
+    "verification_accuracy",
 ]
