@@ -1,18 +1,19 @@
 """ABNN on the pretrained CIFAR-10 ResNets, beside the baselines, with ablations.
 
-`BAYESIFY_DATA=... python -m experiments.abnn_cifar` fine-tunes three members for each of three seeds, evaluates them
-on the last 8,000 test images and on clothes and letters, and prints the table; about an hour on two cores for
-ResNet-20. `--part ablations` varies one setting at a time, for one seed, and also prints the validation NLL, which is
-what settings are to be chosen by. `--part gradients` prints the variance of gradients. Results go to
-`experiments/results/abnn_cifar_*.json`. Runs that were stopped go on from their checkpoints in `--work`.
+`BAYESIFY_DATA=... python -m experiments.abnn_cifar` fine-tunes three members for each of three seeds on 15,000 training
+images, and measures them on the last 8,000 test images and on clothes and letters. `--part tuning` compares settings on
+the validation images alone; `--part ablations` changes one setting at a time, for one seed; `--part gradients` prints
+the variance of gradients. Rows go to `experiments/results/abnn_cifar_*.json`; a run that was stopped goes on from the
+rows there and from its checkpoints in `--work`, and several processes may share the work. Ten minutes of one core for
+each ABNN row of ResNet-20, twice that for ResNet-44.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,20 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Subset
 
 import bayesify
-from bayesify import ABNN, measure
-from bayesify.evaluate import Evaluation, evaluate
+from bayesify import ABNN
 from experiments.cifar import foreign_loaders, loaders
 from experiments.networks import pretrained
+from experiments.rows import Rows
+from experiments.scoring import scored
 
 RESULTS = Path(__file__).parent / "results"
 
-BASELINES: dict[str, bayesify.Method] = {
+METHODS: dict[str, bayesify.Method] = {
     "map": bayesify.MAP(),
-    "mc-dropout": bayesify.MCDropout(p=0.05, insert_before="conv", epochs=2, lr=0.005, schedule="cosine"),
+    "mc-dropout, last layer": bayesify.MCDropout(p=0.1, insert_before="linear"),
+    "abnn": ABNN(),
+    "abnn, all parameters": ABNN(train="all"),
+    "mc-dropout, convolutions": bayesify.MCDropout(p=0.05, insert_before="conv", epochs=2, lr=0.005, schedule="cosine"),
     "deep ensemble of perturbed copies": bayesify.DeepEnsemble(
         members=5, start="perturbed", perturb_std=0.3, epochs=2, lr=0.02
     ),
@@ -55,63 +60,49 @@ ABLATIONS: dict[str, tuple[dict[str, Any], Any]] = {
     "the last two stages": ({}, ["layer2", "layer3"]),
     "second norm of each block": ({}, ["*.bn2"]),
 }
-KEYS = ("accuracy", "nll", "ece", "aurc")
-
-
-def shorter(loader: DataLoader, examples: int | None) -> DataLoader:
-    """Return a loader of the first examples, for a trial."""
-    if examples is None:
-        return loader
-    return DataLoader(Subset(loader.dataset, range(examples)), loader.batch_size)
+# What is compared on validation images alone: one setting changed at a time, and a few pairs.
+TUNING: list[dict[str, Any]] = [
+    {},
+    *({"alpha": alpha} for alpha in (0.05, 0.15, 0.2)),
+    *({"eta": eta} for eta in (0.0, 3.0, 6.0)),
+    *({"lr": lr} for lr in (0.001, 0.02, 0.05)),
+    {"lr": 0.02, "alpha": 0.15},
+    {"lr": 0.02, "alpha": 0.2},
+    {"train": "all"},
+    {"train": "all", "lr": 0.02},
+    {"train": "all", "lr": 0.02, "alpha": 0.15},
+    {"train": "all", "lr": 0.05},
+]
 
 
 class Run:
-    """The data and where results are kept."""
+    """The data, and the settings that all rows share."""
 
-    def __init__(self, network: str, work: Path, examples: int | None) -> None:
-        """Read everything once; `examples` cuts each set for a trial."""
+    def __init__(self, network: str, images: int, work: Path, *, trial: bool) -> None:
+        """Read everything once; a trial cuts every set to a few images."""
         self.name = network
         self.work = work
-        self.train, self.val, self.test = (shorter(loader, examples) for loader in loaders())
-        self.foreign = {name: shorter(loader, examples) for name, loader in foreign_loaders().items()}
+        self.train, self.val, self.test = loaders(images=images)
+        self.foreign = foreign_loaders(32 if trial else 1000)
+        if trial:
+            self.val, self.test = (DataLoader(Subset(x.dataset, range(32)), 32) for x in (self.val, self.test))
 
-    def fitted(self, label: str, method: bayesify.Method, seed: int, include: Any = None) -> dict[str, Any]:
-        """Convert, fit and evaluate, before and after calibration."""
-        posterior = bayesify.convert(pretrained(self.name), method, include=include)
-        folder = self.work / f"{self.name}-{label}-{seed}".replace(" ", "-").replace(",", "").replace("=", "-")
+    def network(self) -> nn.Module:
+        """Return the pretrained network, in the memory format that is faster on most processors."""
+        return pretrained(self.name).to(memory_format=torch.channels_last)
+
+    def row(self, label: str, method: bayesify.Method, *, seed: int = 0, include: Any = None, part: str) -> dict:
+        """Convert, fit and measure; rows of the tuning see the validation images alone."""
+        posterior = bayesify.convert(self.network(), method, include=include)
+        name = "".join(c if c.isalnum() or c == "." else "-" for c in f"{self.name}-{part}-{label}-{seed}")
         began = time.perf_counter()
-        bayesify.fit(
-            posterior, self.train, checkpoint=folder, checkpoint_steps=100, seed=seed, progress=False,
-            accuracy_tolerance=1.0,
-        )  # fmt: skip
-        seconds = time.perf_counter() - began
-        row: dict[str, Any] = {"name": label, "seed": seed, "fit seconds": round(seconds, 1)}
+        checkpoint = {"checkpoint": self.work / name, "checkpoint_steps": 100} if method.epochs else {}
+        bayesify.fit(posterior, self.train, seed=seed, progress=False, accuracy_tolerance=1.0, **checkpoint)
+        row: dict[str, Any] = {"seed": seed, "fit seconds": round(time.perf_counter() - began, 1)}
         row["parameters learned"] = sum(p.numel() for p in posterior.parameters() if p.requires_grad)
-        row["validation nll"] = evaluate(posterior, self.val, seed=seed).metrics["nll"]
-        row["test"] = _metrics(evaluate(posterior, self.test, foreign=self.foreign, seed=seed))
-        bayesify.calibrate(posterior, self.val)
-        row["test, calibrated"] = _metrics(evaluate(posterior, self.test, foreign=self.foreign, seed=seed))
-        return row
-
-
-def _metrics(found: Evaluation) -> dict[str, float]:
-    metrics = dict(found.metrics)
-    for name, other in found.foreign.items():
-        scores = found.prediction.score("total"), other.score("total")
-        metrics[f"aupr/{name}"] = measure.aupr(*scores)
-    return {name: round(value, 5) for name, value in metrics.items()}
-
-
-def show(row: dict[str, Any]) -> None:
-    """Print a line for each of the two evaluations."""
-    for kind in ("test", "test, calibrated"):
-        values = row[kind]
-        foreign = {k: round(v, 3) for k, v in values.items() if k.startswith(("auroc/", "aupr/", "fpr95/"))}
-        main = " ".join(f"{key} {values[key]:.4f}" for key in KEYS)
-        print(
-            f"{row['name']:34} seed {row['seed']} {kind:17} {main} val {row['validation nll']:.4f} {foreign}",
-            flush=True,
-        )
+        if part == "tuning":
+            return {**row, **scored(posterior, self.val, None, seed=seed)}
+        return {**row, **scored(posterior, self.val, self.test, self.foreign, seed=seed)}
 
 
 def gradients(run: Run, batches: int) -> dict[str, dict[str, float]]:
@@ -156,42 +147,46 @@ def gradients(run: Run, batches: int) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    """Run a part and keep what came out."""
+    """Make the rows of a part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=("main", "ablations", "gradients"), default="main")
+    parser.add_argument("--part", choices=("main", "ablations", "gradients", "tuning"), default="main")
     parser.add_argument("--network", choices=("resnet20", "resnet44"), default="resnet20")
+    parser.add_argument("--images", type=int, default=15_000, help="how many training images to fit on")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--work", type=Path, default=Path("abnn-work"), help="folder for checkpoints")
     parser.add_argument("--only", nargs="*", help="names of rows")
-    parser.add_argument("--examples", type=int, help="of each set, for a trial whose results are not kept")
+    parser.add_argument("--trial", action="store_true", help="a few images, and nothing is kept")
     arguments = parser.parse_args()
-    run = Run(arguments.network, arguments.work, arguments.examples)
-    rows: Any = []
+    images = 128 if arguments.trial else arguments.images
+    run = Run(arguments.network, images, arguments.work, trial=arguments.trial)
+    path = RESULTS / f"abnn_cifar_{arguments.part}_{arguments.network}.json"
+    command = (
+        f"python -m experiments.abnn_cifar --part {arguments.part} --network {arguments.network} --images {images}"
+    )
+    rows = Rows(None if arguments.trial else path, f"python -m experiments.abnn_cifar {chosen}")
+
+    def wanted(label: str) -> bool:
+        return arguments.only is None or label in arguments.only
+
     if arguments.part == "gradients":
-        rows = gradients(run, 4 if arguments.examples else 40)
-        print(json.dumps(rows, indent=1))
+        rows.row("gradients", lambda: gradients(run, 4 if arguments.trial else 40))
+    elif arguments.part == "tuning":
+        for changes in TUNING:
+            label = ", ".join(f"{key}={value}" for key, value in changes.items()) or "the default"
+            method = dataclasses.replace(ABNN(epochs=1), **changes)
+            if wanted(label):
+                rows.row(label, partial(run.row, label, method, part="tuning"))
     elif arguments.part == "ablations":
         for label, (changes, include) in ABLATIONS.items():
-            if arguments.only is None or label in arguments.only:
+            if wanted(label):
                 method = dataclasses.replace(ABNN(), **changes)
-                rows.append(run.fitted(label, method, arguments.seeds[0], include))
-                show(rows[-1])
+                rows.row(label, partial(run.row, label, method, include=include, part="ablations"))
     else:
-        for label, method in {**BASELINES, "abnn": ABNN()}.items():
-            for seed in arguments.seeds if label != "map" else arguments.seeds[:1]:
-                if arguments.only is None or label in arguments.only:
+        for label, method in METHODS.items():
+            for seed in arguments.seeds if method.epochs else [0]:
+                if wanted(label):
                     seeded = dataclasses.replace(method, seed=seed) if hasattr(method, "seed") else method
-                    rows.append(run.fitted(label, seeded, seed))
-                    show(rows[-1])
-    if arguments.examples is None:
-        RESULTS.mkdir(exist_ok=True)
-        record = {
-            "command": f"python -m experiments.abnn_cifar --part {arguments.part} --network {arguments.network}",
-            "seeds": arguments.seeds,
-            "rows": rows,
-        }
-        path = RESULTS / f"abnn_cifar_{arguments.part}_{arguments.network}.json"
-        path.write_text(json.dumps(record, indent=1))
+                    rows.row(f"{label}, seed {seed}", partial(run.row, label, seeded, seed=seed, part="main"))
 
 
 if __name__ == "__main__":
