@@ -160,9 +160,7 @@ def main() -> None:
     images = 128 if arguments.trial else arguments.images
     run = Run(arguments.network, images, arguments.work, trial=arguments.trial)
     path = RESULTS / f"abnn_cifar_{arguments.part}_{arguments.network}.json"
-    command = (
-        f"python -m experiments.abnn_cifar --part {arguments.part} --network {arguments.network} --images {images}"
-    )
+    chosen = f"--part {arguments.part} --network {arguments.network} --images {images}"
     rows = Rows(None if arguments.trial else path, f"python -m experiments.abnn_cifar {chosen}")
 
     def wanted(label: str) -> bool:
