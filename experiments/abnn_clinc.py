@@ -1,7 +1,7 @@
 """Out-of-scope queries on CLINC150: a sentence encoder made Bayesian through its LayerNorms.
 
 `BAYESIFY_DATA=... python -m experiments.abnn_clinc --model <folder>` trains all-MiniLM-L6-v2 (`experiments/clinc.py`)
-with a linear head, makes it Bayesian, and prints accuracy, NLL and ECE on the test queries and how well the out-of-scope
+with a linear head, makes it Bayesian, and prints accuracy, NLL and ECE on the test queries and how well out-of-scope
 test queries are told from them. `--part tuning` compares settings on the validation queries alone. Rows go to
 `experiments/results/abnn_clinc_*.json`; a run that was stopped goes on. `--model tiny` keeps nothing.
 """
