@@ -11,7 +11,18 @@ from bayesify.convert import convert
 from bayesify.evaluate import Evaluation, evaluate
 from bayesify.fit import History, fit
 from bayesify.likelihoods import Bernoulli, Categorical, Custom, Gaussian, Likelihood
-from bayesify.methods import ABNN, MAP, SWAG, DeepEnsemble, MCDropout, Method, ensemble, methods
+from bayesify.methods import (
+    ABNN,
+    MAP,
+    SWAG,
+    BayesAdapter,
+    DeepEnsemble,
+    MCDropout,
+    Method,
+    UncertaintyRegulariser,
+    ensemble,
+    methods,
+)
 from bayesify.posteriors import Posterior
 from bayesify.predict import predict
 from bayesify.prediction import ClassificationPrediction, Prediction, RegressionPrediction
@@ -24,6 +35,7 @@ __all__ = [
     "ABNN",
     "MAP",
     "SWAG",
+    "BayesAdapter",
     "Bernoulli",
     "Categorical",
     "ClassificationPrediction",
@@ -38,6 +50,7 @@ __all__ = [
     "Posterior",
     "Prediction",
     "RegressionPrediction",
+    "UncertaintyRegulariser",
     "calibrate",
     "convert",
     "data",

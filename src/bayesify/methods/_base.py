@@ -56,6 +56,7 @@ class Method(ABC):
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
+    trains_draws: ClassVar[bool] = True  # whether the pass that is trained is random
 
     epochs: int = 0
     lr: float = 0.01
@@ -72,9 +73,13 @@ class Method(ABC):
     # -- learning -------------------------------------------------------------------------------------------
 
     def objective(self, posterior: Posterior, inputs: Any, targets: Any, num_data: int) -> LossTerms:
-        """Return the loss terms of a batch; by default the mean negative log-likelihood of one stochastic pass."""
+        """Return the loss terms of a batch; by default `terms` of one stochastic pass."""
+        return self.terms(posterior, self.outputs(posterior, inputs), targets, num_data)
+
+    def terms(self, posterior: Posterior, outputs: Tensor, targets: Any, num_data: int) -> LossTerms:
+        """Return the loss terms of a pass's outputs; by default their mean negative log-likelihood."""
         del num_data
-        return LossTerms(nll=posterior.likelihood.nll(self.outputs(posterior, inputs), targets))
+        return LossTerms(nll=posterior.likelihood.nll(outputs, targets))
 
     def outputs(self, posterior: Posterior, inputs: Any) -> Tensor:
         """Return the outputs of the pass that is trained and validated; by default one stochastic pass."""
@@ -89,6 +94,11 @@ class Method(ABC):
         if self.optimiser == "adam":
             return torch.optim.AdamW(groups, lr=self.lr, weight_decay=self.weight_decay)
         return torch.optim.SGD(groups, lr=self.lr, momentum=0.9, nesterov=True, weight_decay=self.weight_decay)
+
+    def prepare_optimiser(  # noqa: B027
+        self, posterior: Posterior, optimiser: Optimizer, num_data: int
+    ) -> None:
+        """Look at a stage's optimiser, the method's own or the caller's, before its first step."""
 
     def make_schedule(self, optimiser: Optimizer, total_steps: int) -> LambdaLR:
         """Return the schedule of a stage's learning rates, advanced once per optimiser step."""

@@ -2,6 +2,7 @@
 
 from bayesify.posteriors._base import Draw, LossTerms, Posterior, ShapeError, require_posterior
 from bayesify.posteriors._dropout import AlphaDropoutNoise, DropoutNoise, NoisePosterior
+from bayesify.posteriors._gaussian import GaussianPosterior, NoiseKind
 from bayesify.posteriors._members import MembersPosterior
 from bayesify.posteriors._noise import Key, Noise
 from bayesify.posteriors._norm_members import NormMembersPosterior, tracking_norms
@@ -14,10 +15,12 @@ __all__ = [
     "AlphaDropoutNoise",
     "Draw",
     "DropoutNoise",
+    "GaussianPosterior",
     "Key",
     "LossTerms",
     "MembersPosterior",
     "Noise",
+    "NoiseKind",
     "NoisePosterior",
     "NoiseShape",
     "NormKind",

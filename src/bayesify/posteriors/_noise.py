@@ -84,6 +84,7 @@ class Noise:
         self.silent = False
         self.keys: tuple[Key, ...] = ()
         self.member: int | None = None
+        self.foreign = 0  # how many of the last rows are foreign inputs, which must not enter statistics
         self.fired = False
         self._rows = 0
         self._folded = False
@@ -127,6 +128,16 @@ class Noise:
                 self.member = before
 
     @contextmanager
+    def foreign_rows(self, count: int) -> Iterator[None]:
+        """Mark the last rows of the passes inside as foreign."""
+        with self.lock:
+            before, self.foreign = self.foreign, count
+            try:
+                yield
+            finally:
+                self.foreign = before
+
+    @contextmanager
     def one_pass(self, rows: int, *, folded: bool = False) -> Iterator[None]:
         """Mark a pass over `rows` examples; `folded` says that the inputs hold every draw already.
 
@@ -143,6 +154,11 @@ class Noise:
                 yield
             finally:
                 self._rows, self._folded, self.fired = before
+
+    @property
+    def rows(self) -> int:
+        """Return the number of examples of the present pass; 0 outside of one."""
+        return self._rows
 
     @property
     def in_pass(self) -> bool:

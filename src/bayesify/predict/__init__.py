@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from bayesify._modes import evaluation_mode
 from bayesify._progress import bar
-from bayesify._tree import TARGET_KEYS, batch_rows, slice_rows, split_batch, to_device
+from bayesify._tree import batch_rows, inputs_of, slice_rows, to_device
 from bayesify.posteriors import Key, Posterior, require_posterior
 from bayesify.predict._layout import layout_of
 from bayesify.predict._sampling import add_draws
@@ -77,7 +77,7 @@ def predict(
     batches = [inputs] if direct else bar(inputs, "predict", shown=progress)
     parts = []
     for batch in batches:
-        batch = to_device(batch if direct else _inputs_of(batch), device)
+        batch = to_device(batch if direct else inputs_of(batch), device)
         count = batch_rows(batch)
         # The lock keeps other threads from seeing, and from ending, this evaluation mode.
         with torch.inference_mode(False), torch.no_grad(), posterior.noise.lock, evaluation_mode(posterior):
@@ -105,11 +105,3 @@ def posterior_device(posterior: Posterior) -> torch.device:
     """Return the device of a posterior's parameters."""
     tensor = next(posterior.parameters(), None)
     return torch.device("cpu") if tensor is None else tensor.device
-
-
-def _inputs_of(batch: Any) -> Any:
-    if isinstance(batch, Mapping):
-        return {key: value for key, value in batch.items() if key not in TARGET_KEYS}
-    if isinstance(batch, list | tuple):
-        return batch[0] if len(batch) == 1 else split_batch(batch)[0]
-    return batch
