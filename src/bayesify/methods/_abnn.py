@@ -66,7 +66,7 @@ class ABNN(Method):
 
     members: int = 3
     samples: int = 3
-    alpha: float = 0.1
+    alpha: float = 0.05
     noise: NoiseShape = "sample-channel"
     train: Literal["norm", "all"] = "norm"
     statistics: Literal["frozen", "updated"] = "frozen"
