@@ -15,6 +15,7 @@ from bayesify.measure.calibration import (
 )
 from bayesify.measure.classification import accuracy, brier, nll
 from bayesify.measure.detection import aupr, auroc, average_precision, fpr_at_tpr
+from bayesify.measure.draws import DrawsCurve, draws_curve
 from bayesify.measure.regression import (
     crps_gaussian,
     crps_samples,
@@ -41,6 +42,7 @@ from bayesify.measure.uncertainty import (
 from bayesify.measure.verification import Verification, cosine_scores, verification_accuracy
 
 __all__ = [
+    "DrawsCurve",
     "Reliability",
     "RiskCoverage",
     "Verification",
@@ -58,6 +60,7 @@ __all__ = [
     "coverage_at_risk",
     "crps_gaussian",
     "crps_samples",
+    "draws_curve",
     "ece",
     "entropy",
     "expected_entropy",
