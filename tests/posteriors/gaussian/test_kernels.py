@@ -195,9 +195,12 @@ def test_positions_are_those_of_the_output(name: str, monkeypatch: pytest.Monkey
     make, shape = PRODUCTS[name]
     layer = _layer(make)
     seen = []
-    monkeypatch.setattr(
-        _kernels, "choose", lambda kind, positions, entries, local: seen.append(positions) or "exemplar"
-    )
+
+    def choose(kind: str, positions: int, entries: int, *, local: bool) -> str:
+        seen.append((positions, entries))
+        return "exemplar"
+
+    monkeypatch.setattr(_kernels, "choose", choose)
     y = naive.run(layer, torch.randn(ROWS, *shape[1:], dtype=torch.float64), "auto", naive.log_stds(layer), ROWS)
     assert seen == [(y[0, 0].numel(), layer.weight.numel())]
 
