@@ -72,7 +72,7 @@ TUNING: list[dict[str, Any]] = [
     {"train": "all"},
     {"train": "all", "lr": 0.02},
     {"train": "all", "statistics": "updated", "alpha": 0.05, "lr": 0.02},
-    {"train": "all", "alpha": 0.05, "eta": 3.0},
+    {"train": "all", "statistics": "updated", "alpha": 0.02, "lr": 0.02, "schedule": "cosine"},
 ]
 
 
