@@ -1,8 +1,10 @@
 """What a training step with Gaussian weights costs, as a multiple of a plain one in the same run.
 
 `BAYESIFY_DATA=... python -m benchmarks.adapter` times forward, backward and optimiser step of the pretrained ResNet-20
-(batch 128) and of an MLP 784-400-400-10 (batch 100) for each kind of noise, interleaved with the plain network, and
-prints medians of ratios and the peak memory of a step. `--layers` times single convolutions instead.
+(batch 128) and of an MLP 784-400-400-10 (batch 100) for each kind of noise, and predictions with 20 draws, interleaved
+with the plain network, and prints medians of ratios and the peak memory of a step. bayesian-torch and TorchUncertainty
+stand beside ours where they are installed. With one thread the processor's time is taken, which is the work, whatever
+else the machine does. `--layers` times single convolutions instead.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from torch.nn.functional import cross_entropy
 import bayesify
 from bayesify.posteriors._gaussian import _functions
 from bayesify.posteriors._gaussian._operations import Convolution
+from benchmarks.peers import gaussian_networks, peer_prediction, peer_step
 from experiments.networks import CifarResNet, pretrained
 
 RESULTS = Path(__file__).parent / "results" / "adapter.json"
@@ -64,9 +67,10 @@ def random_step(network: nn.Module, x: Tensor, y: Tensor, kind: str) -> Callable
 
 def seconds(function: Callable[[], object]) -> float:
     """Return the time of one call."""
-    began = time.perf_counter()
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    began = clock()
     function()
-    return time.perf_counter() - began
+    return clock() - began
 
 
 def case(name: str) -> tuple[nn.Module, Tensor, Tensor]:
@@ -78,19 +82,44 @@ def case(name: str) -> tuple[nn.Module, Tensor, Tensor]:
     return network, torch.randn(128, 3, 32, 32), torch.randint(10, (128,))
 
 
-def ratios(name: str, repeats: int, kinds: list[str]) -> dict[str, float]:
-    """Return, for each kind of noise, the median of its step's time over the plain one's beside it."""
-    network, x, y = case(name)
-    plain = plain_step(network, x, y)
-    steps = {kind: random_step(network, x, y, kind) for kind in kinds}
-    for step in (plain, *steps.values()):
-        step(), step()
-    found: dict[str, list[float]] = {kind: [] for kind in kinds}
+def ratios(plain: Callable[[], None], others: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
+    """Return the median of each function's time over the plain one's beside it."""
+    for function in (plain, *others.values()):
+        function(), function()
+    found: dict[str, list[float]] = {name: [] for name in others}
     for _ in range(repeats):
-        for kind, step in steps.items():
+        for name, function in others.items():
             base = seconds(plain)
-            found[kind].append(seconds(step) / base)
-    return {kind: round(statistics.median(values), 3) for kind, values in found.items()}
+            found[name].append(seconds(function) / base)
+    return {name: round(statistics.median(values), 3) for name, values in found.items()}
+
+
+def step_ratios(name: str, repeats: int, kinds: list[str]) -> dict[str, float]:
+    """Return what a training step costs for each kind of noise, and with other libraries."""
+    network, x, y = case(name)
+    steps = {kind: random_step(network, x, y, kind) for kind in kinds}
+    for label, (converted, divergence) in gaussian_networks(network).items():
+        steps[label] = peer_step(converted, divergence, x, y)
+    return ratios(plain_step(network, x, y), steps, repeats)
+
+
+def prediction_ratios(repeats: int, draws: int = 20) -> dict[str, float]:
+    """Return what a prediction with some draws costs; the last row has a deterministic prefix."""
+    network, x, _ = case("resnet20")
+
+    @torch.no_grad()
+    def plain() -> None:
+        network(x).softmax(-1)
+
+    def ours(include: list[str] | None) -> Callable[[], None]:
+        posterior = bayesify.convert(network, bayesify.BayesAdapter(), include=include)
+        return lambda: bayesify.predict(posterior, x, num_samples=draws, seed=0) and None
+
+    found = {"ours": ours(None)}
+    for label, (converted, _) in gaussian_networks(network).items():
+        found[label] = peer_prediction(converted, x, draws)
+    found["ours, layer3 and head random"] = ours(["layer3", "linear"])
+    return ratios(plain, found, repeats)
 
 
 def peak(name: str, kind: str) -> None:
@@ -164,12 +193,15 @@ def main() -> None:
     if arguments.layers:
         layers(arguments.repeats)
         return
-    record: dict[str, object] = {"threads": torch.get_num_threads()}
-    for name in ("resnet20", "mlp"):
-        record[name] = {
-            "time": ratios(name, arguments.repeats, arguments.kinds),
-            "memory": memory(name, arguments.kinds) if name == "resnet20" else None,
-        }
+    record: dict[str, object] = {"command": "python -m benchmarks.adapter", "threads": torch.get_num_threads()}
+    parts: dict[str, Callable[[], dict[str, float]]] = {
+        "step of ResNet-20": lambda: step_ratios("resnet20", arguments.repeats, arguments.kinds),
+        "step of the MLP": lambda: step_ratios("mlp", 10 * arguments.repeats, arguments.kinds),
+        "20 draws of ResNet-20": lambda: prediction_ratios(max(3, arguments.repeats // 3)),
+        "peak memory of a step of ResNet-20": lambda: memory("resnet20", arguments.kinds),
+    }
+    for name, make in parts.items():
+        record[name] = make()
         print(name, record[name], flush=True)
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(record, indent=1))

@@ -17,11 +17,11 @@ import bayesify
 PAPER = {"shared": "> 100", "exemplar": "1", "flipout": "-", "auto": "-"}
 
 
-def variances(kind: str, *, rows: int, size: int, repeats: int) -> Tensor:
+def variances(kind: str, *, channels: int, rows: int, size: int, repeats: int) -> Tensor:
     """Return the summed variances of the gradients of the means and of psi, (2,)."""
     torch.manual_seed(0)
-    x, target = torch.rand(rows, 3, size, size), torch.rand(rows, 16, size, size)
-    network = nn.Conv2d(3, 16, 3, padding=1, bias=False)
+    x, target = torch.rand(rows, channels, size, size), torch.rand(rows, 16, size, size)
+    network = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
     nn.init.kaiming_normal_(network.weight)
     posterior = bayesify.convert(network, bayesify.BayesAdapter(noise=kind), likelihood="regression")
     parameters = [posterior.network.weight, posterior.log_std.get_parameter("weight")]
@@ -35,6 +35,7 @@ def variances(kind: str, *, rows: int, size: int, repeats: int) -> Tensor:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--channels", type=int, default=3, help="of the input; with 16 auto takes flipout")
     parser.add_argument("--rows", type=int, default=128)
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=500)

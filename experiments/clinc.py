@@ -43,12 +43,17 @@ class Classifier(nn.Module):
 
 
 class Parts(NamedTuple):
-    """Batches of queries with intents to train on, to choose by and to report, and of queries outside all intents."""
+    """Batches of queries with intents to train on, to choose by and to report, and of queries outside all intents.
+
+    Of the latter, 100 are to train on (`foreign`), 100 to choose by (`outside_val`), and 1,000 to report (`outside`).
+    """
 
     train: DataLoader
     val: DataLoader
     test: DataLoader
     outside: DataLoader
+    foreign: DataLoader
+    outside_val: DataLoader
 
 
 def make_encoder(folder: str) -> tuple[nn.Module, int, Tokenise]:
@@ -81,12 +86,14 @@ def make_encoder(folder: str) -> tuple[nn.Module, int, Tokenise]:
 
 
 def parts(tokenise: Tokenise, *, each: int, every: int = 1) -> Parts:
-    """Return the four parts: `each` training queries of every intent, and every so many-th of the other queries."""
+    """Return the parts: `each` training queries of every intent, and every so many-th of the other queries."""
     return Parts(
         _loader("train", tokenise, each=each),
         _loader("val", tokenise, every=every),
         _loader("test", tokenise, every=every),
         _loader("oos-test", tokenise, every=max(1, every // 2)),  # there are fewer of them
+        _loader("oos-train", tokenise, each=100),  # they all have the label -1
+        _loader("oos-val", tokenise),
     )
 
 

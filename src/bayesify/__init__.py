@@ -25,7 +25,7 @@ from bayesify.methods import (
 )
 from bayesify.posteriors import Posterior
 from bayesify.predict import predict
-from bayesify.prediction import ClassificationPrediction, Prediction, RegressionPrediction
+from bayesify.prediction import ClassificationPrediction, FeaturePrediction, Prediction, RegressionPrediction
 from bayesify.storage import load, save
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ __all__ = [
     "Custom",
     "DeepEnsemble",
     "Evaluation",
+    "FeaturePrediction",
     "Gaussian",
     "History",
     "Likelihood",

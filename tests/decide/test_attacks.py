@@ -134,3 +134,35 @@ def test_bad_arguments_get_a_sentence():
         pgd(posterior, x * 3, labels)
     with pytest.raises(ValueError, match="step above 0"):
         pgd(posterior, x, labels, step=0.0)
+
+
+def test_the_attack_on_features_moves_them_away():
+    posterior = _posterior()
+    x, _ = _inputs()
+    references = bayesify.predict(posterior, x.flip(0), num_samples=8, seed=0, output="features").features
+    goal = features_moved(references)
+    changed = pgd(posterior, x, goal, radius=0.1, step=0.02, steps=10, num_samples=4, output="features")
+    assert (changed - x).abs().max() <= 0.1 + 1e-12
+
+    def distance(inputs: torch.Tensor) -> torch.Tensor:
+        samples = bayesify.predict(posterior, inputs, num_samples=50, seed=9, output="features", keep_samples=True)
+        return goal(samples.samples)
+
+    assert (distance(changed) > distance(x)).all()
+
+
+def test_the_gradient_of_features_is_that_of_the_cut_network():
+    posterior = _posterior()
+    x, _ = _inputs()
+    references = torch.randn(7, 12, dtype=torch.float64)
+    goal = features_moved(references)
+    found = _gradient(posterior, x, goal, 3, None, 5, "features")
+    leaf = x.clone().requires_grad_()
+    draws = []
+    for key in posterior.keys(3, 5):
+        weights = posterior.weights(key)
+        hidden = leaf @ weights["0.weight"].T + weights["0.bias"]
+        norm = posterior.network[1]
+        hidden = (hidden - norm.running_mean) / (norm.running_var + norm.eps).sqrt()
+        draws.append(torch.tanh(hidden * weights["1.weight"] + weights["1.bias"]))
+    assert_close(found, torch.autograd.grad(goal(torch.stack(draws)).sum(), leaf)[0], rtol=1e-9, atol=1e-12)

@@ -155,6 +155,23 @@ def test_padding_is_a_constant():
     assert not posterior.network.weight.grad[2].any()
 
 
+def test_the_built_in_form_leaves_constants_alone():
+    gradients = []
+    for form in ("autograd", "built-in"):
+        method = BayesAdapter(start_std=(0.1, 0.2), prior_gradient=form)
+        posterior = bayesify.convert(nn.Embedding(5, 3, padding_idx=2).double(), method)
+        with torch.no_grad():
+            posterior.network.weight.copy_(torch.arange(15.0).view(5, 3))
+        if form == "autograd":
+            (posterior.kl(method.std_of_prior(30)) / 30).backward()
+        else:
+            method.add_prior_gradient(posterior, 30)
+        gradients.append([p.grad for p in (posterior.network.weight, posterior.log_std.get_parameter("weight"))])
+    assert_close(*gradients, **EXACT)
+    assert not gradients[1][0][2].any()
+    assert gradients[1][0][1].all()
+
+
 # -- a known answer -------------------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from bayesify._modes import evaluation_mode
 from bayesify.likelihoods import Likelihood
 from bayesify.methods._uncertainty import mutual_information
 from bayesify.posteriors import Posterior
+from bayesify.predict._features import check_output, evaluate_draw, features_read
 
 __all__ = ["PredictiveNetwork", "disagreement_avoided", "features_moved", "fgsm", "pgd", "surprise"]
 
@@ -66,6 +68,7 @@ def pgd(
     bounds: tuple[float, float] = (0.0, 1.0),
     preprocess: Callable[[Tensor], Tensor] | None = None,
     random_start: bool = True,
+    output: str = "prediction",
     seed: int = 0,
 ) -> Tensor:
     """Climb a goal by signed gradient steps inside the ball |x - inputs|_inf <= radius (Madry et al. 2018).
@@ -84,6 +87,8 @@ def pgd(
         bounds: What values inputs can have.
         preprocess: What inputs go through before the network: normalisation.
         random_start: Whether to begin at a random point of the ball.
+        output: What the goal looks at: "prediction", the network's outputs, or "features" as in `predict`, which
+            with `features_moved` is the attack on open-set verification.
         seed: Of the start and of the draws.
 
     Returns:
@@ -104,6 +109,7 @@ def pgd(
             f"The inputs go from {float(inputs.min()):.4g} to {float(inputs.max()):.4g}, outside the bounds {bounds}. "
             "Give the bounds of these inputs; normalisation belongs into preprocess=."
         )
+    check_output(output)
     goal = surprise(posterior.likelihood, goal) if isinstance(goal, Tensor) else goal
     x = inputs.detach()
     if random_start:
@@ -111,7 +117,7 @@ def pgd(
         start = torch.rand(inputs.shape, generator=generator, dtype=inputs.dtype).to(inputs.device)
         x = (x + radius * (2 * start - 1)).clamp(low, high)
     for index in range(steps):
-        gradient = _gradient(posterior, x, goal, num_samples, preprocess, seed + 1 + index)
+        gradient = _gradient(posterior, x, goal, num_samples, preprocess, seed + 1 + index, output)
         x = x + step * gradient.sign()
         x = torch.clamp(x, inputs - radius, inputs + radius).clamp(low, high)
     return x
@@ -151,21 +157,28 @@ def _gradient(
     num_samples: int | None,
     preprocess: Callable[[Tensor], Tensor] | None,
     seed: int,
+    output: str = "prediction",
 ) -> Tensor:
     """Return the gradient of a goal of all draws, one draw's graph at a time."""
     keys = posterior.keys(num_samples, seed)
     ready = preprocess or (lambda values: values)
-    with torch.inference_mode(False), posterior.noise.lock, evaluation_mode(posterior):
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(posterior.noise.lock)
+        stack.enter_context(evaluation_mode(posterior))
+        features = None
+        if output != "prediction":
+            features = stack.enter_context(features_read(posterior, output, ready(x), keys[0]))
         with torch.no_grad():
-            outputs = torch.cat([posterior.evaluate(ready(x), [key]) for key in keys])
+            outputs = torch.stack([evaluate_draw(posterior, ready(x), key, features) for key in keys])
         with torch.enable_grad():
             outputs.requires_grad_()
             (weights,) = torch.autograd.grad(goal(outputs).sum(), outputs)
             total = torch.zeros_like(x)
             for key, weight in zip(keys, weights, strict=True):
                 leaf = x.detach().clone().requires_grad_()
-                output = posterior.evaluate(ready(leaf), [key])[0]
-                total += torch.autograd.grad(output, leaf, weight)[0]
+                value = evaluate_draw(posterior, ready(leaf), key, features)
+                total += torch.autograd.grad(value, leaf, weight)[0]
     return total
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -169,24 +169,34 @@ class BayesAdapter(Method):
             )
         if self.prior_gradient == "built-in" and self.temperature > 0:
             assert isinstance(posterior, GaussianPosterior)
-            gaussian = posterior
-            optimiser.register_step_pre_hook(lambda *_: self.add_prior_gradient(gaussian, num_data))
+            gaussian, constants = posterior, _constants(posterior)
+            optimiser.register_step_pre_hook(lambda *_: self.add_prior_gradient(gaussian, num_data, constants))
 
     @torch.no_grad()
-    def add_prior_gradient(self, posterior: GaussianPosterior, num_data: int) -> None:
+    def add_prior_gradient(
+        self, posterior: GaussianPosterior, num_data: int, constants: Mapping[str, Tensor] | None = None
+    ) -> None:
         """Add the gradient of temperature KL/n: lambda (mu - m) to the means', lambda exp(2 psi) - 1/n to psi's.
 
         lambda = 1 / (n prior_std^2) is the weight decay.
+
+        Args:
+            posterior: The posterior, with gradients.
+            num_data: The number n of training examples.
+            constants: Where parameters are not random, by name; None looks.
         """
+        constants = _constants(posterior) if constants is None else constants
         decay = self.temperature / (num_data * self.std_of_prior(num_data) ** 2)
         centres = posterior.prior_mean.as_dict()
         for name in posterior.names:
             mean, log_std = tensor_of(posterior.network, name), tensor_of(posterior.log_std, name)
-            random = log_std > -math.inf
-            pull = decay * (mean - centres[name]) if centres else decay * mean
-            _add_gradient(mean, pull * random)
-            push = decay * (2 * log_std).exp() - self.temperature / num_data
-            _add_gradient(log_std, push * random)
+            away = mean - centres[name] if centres else mean
+            push = (2 * log_std).exp_().mul_(decay).sub_(self.temperature / num_data)
+            if name in constants:
+                away = away.masked_fill(constants[name], 0)
+                push = push.masked_fill_(constants[name], 0)
+            _add_gradient(mean, away, decay)
+            _add_gradient(log_std, push, 1.0)
 
     def make_schedule(self, optimiser: Optimizer, total_steps: int) -> LambdaLR:
         """Return a schedule with psi's own rate."""
@@ -200,10 +210,16 @@ class BayesAdapter(Method):
         return LambdaLR(optimiser, [rates[self.log_std_schedule if own else self.schedule] for own in named])
 
 
-def _add_gradient(parameter: Tensor, change: Tensor) -> None:
+def _constants(posterior: GaussianPosterior) -> dict[str, Tensor]:
+    """Return where parameters are not random, for those that have such entries."""
+    masks = {name: tensor_of(posterior.log_std, name) == -math.inf for name in posterior.names}
+    return {name: mask for name, mask in masks.items() if bool(mask.any())}
+
+
+def _add_gradient(parameter: Tensor, change: Tensor, factor: float) -> None:
     if not parameter.requires_grad:
         return
     if parameter.grad is None:
-        parameter.grad = change.to(parameter.dtype)
+        parameter.grad = (factor * change).to(parameter.dtype)
     else:
-        parameter.grad.add_(change)
+        parameter.grad.add_(change, alpha=factor)

@@ -180,12 +180,14 @@ def test_a_token_has_one_vector_in_an_example_and_others_elsewhere(kind: str):
 
 
 def test_what_auto_takes():
-    taken = [_kernels.choose("auto", n, local=False) for n in (1, 127, 128, 511, 512)]
-    assert taken == ["flipout", "flipout", "flipout, weights each", "flipout, weights each", "exemplar"]
-    assert _kernels.choose("auto", 1, local=True) == _kernels.choose("local", 1, local=True) == "local"
-    assert _kernels.choose("local", 1, local=False) == "exemplar"
-    assert _kernels.choose("exemplar", 1, local=True) == "exemplar"
-    assert _kernels.choose("flipout", 10**6, local=True) == "flipout, weights each"
+    cases = [(1, 500), (63, 500), (64, 500), (499, 500), (500, 500), (63, 2), (64, 2)]
+    taken = [_kernels.choose("auto", *case, local=False) for case in cases]
+    each = "flipout, weights each"
+    assert taken == ["flipout", "flipout", each, each, "exemplar", "flipout", "exemplar"]
+    assert _kernels.choose("auto", 1, 9, local=True) == _kernels.choose("local", 1, 9, local=True) == "local"
+    assert _kernels.choose("local", 1, 9, local=False) == "exemplar"
+    assert _kernels.choose("exemplar", 1, 9, local=True) == "exemplar"
+    assert _kernels.choose("flipout", 10**6, 9, local=True) == each
 
 
 @pytest.mark.parametrize("name", ["conv2d valid", "conv2d same, even kernel", "conv1d circular", "conv3d", "conv1d"])
@@ -193,9 +195,11 @@ def test_positions_are_those_of_the_output(name: str, monkeypatch: pytest.Monkey
     make, shape = PRODUCTS[name]
     layer = _layer(make)
     seen = []
-    monkeypatch.setattr(_kernels, "choose", lambda kind, positions, local: seen.append(positions) or "exemplar")
+    monkeypatch.setattr(
+        _kernels, "choose", lambda kind, positions, entries, local: seen.append(positions) or "exemplar"
+    )
     y = naive.run(layer, torch.randn(ROWS, *shape[1:], dtype=torch.float64), "auto", naive.log_stds(layer), ROWS)
-    assert seen == [y[0, 0].numel()]
+    assert seen == [(y[0, 0].numel(), layer.weight.numel())]
 
 
 def test_local_noise_needs_one_call():

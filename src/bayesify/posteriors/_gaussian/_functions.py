@@ -16,10 +16,10 @@ from torch.autograd.function import once_differentiable
 
 from bayesify.posteriors._gaussian._operations import Operation
 
-__all__ = ["exemplar", "flipout", "normals", "signs"]
+__all__ = ["exemplar", "flipout", "local_reparameterisation", "normals", "signs"]
 
-# The weights of a chunk of examples should stay in the cache, forward and backward: 2^18 numbers are a megabyte.
-CHUNK = 2**18
+# The weights of a chunk of examples should stay in the cache, forward and backward: 2^19 numbers are two megabytes.
+CHUNK = 2**19
 # Noise up to this share of the layer's own input is kept for the backward pass; drawing it again costs more time.
 KEPT_SHARE = 0.5
 
@@ -65,6 +65,45 @@ def flipout(
     """
     result: Tensor = _Flipout.apply(x, mean, std, operation, seed, weights_each)  # type: ignore[no-untyped-call]
     return result
+
+
+def local_reparameterisation(x: Tensor, mean: Tensor, std: Tensor, seed: int) -> Tensor:
+    """Return x mean' + e sqrt(x^2 (std^2)'), which has the law of `exemplar` (Kingma et al. 2015, eq. 6).
+
+    Args:
+        x: (..., D), one row for each example.
+        mean: (O, D).
+        std: (O, D).
+        seed: Decides the noise.
+
+    Returns:
+        (..., O). Costs two products, and one normal number for each output.
+    """
+    result: Tensor = _Local.apply(x, mean, std, seed)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Local(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mean: Tensor, std: Tensor, seed: int) -> Tensor:
+        flat = x.reshape(-1, x.shape[-1])
+        root = (flat.square() @ std.square().T).sqrt_()
+        noise = normals(list(root.shape), root, _generator(seed, x))
+        ctx.save_for_backward(x, mean, std, root, noise)
+        return torch.addcmul(flat @ mean.T, root, noise).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, mean, std, root, noise = ctx.saved_tensors
+        flat, flow = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
+        # The root has no derivative at zero, where an input is zero or nothing is random: there is no noise.
+        of_variance = (flow * noise).div_(root).masked_fill_(root == 0, 0)
+        of_std = (of_variance.T @ flat.square()).mul_(std)
+        of_x = None
+        if ctx.needs_input_grad[0]:
+            of_x = (flow @ mean).addcmul_(flat, of_variance @ std.square()).view(x.shape)
+        return of_x, flow.T @ flat, of_std, None
 
 
 class _Exemplar(Function):
@@ -113,9 +152,10 @@ class _Flipout(Function):
         if not weights_each:
             flipped = operation.shared(x * of_inputs, change).mul_(of_outputs)
             return operation.shared(x, mean).add_(flipped)
+        first, rest = operation.weight_signs(of_inputs, of_outputs, mean)
         return _joined(
             [
-                operation.each(x[rows], mean + operation.weight_signs(of_inputs[rows], of_outputs[rows], mean) * change)
+                operation.each(x[rows], _flipped(change[None], first[rows], rest[rows]).add_(mean))
                 for rows in _chunks(x, mean)
             ]
         )
@@ -132,14 +172,22 @@ class _Flipout(Function):
                 of_x.add_(flipped.mul_(of_inputs))
             return of_x, of_mean, of_change * noise, None, None, None
         of_mean, of_change = torch.zeros_like(mean), torch.zeros_like(std)
+        first, rest = operation.weight_signs(of_inputs, of_outputs, mean)
         parts = []
         for rows in _chunks(x, mean):
-            both = operation.weight_signs(of_inputs[rows], of_outputs[rows], mean)
-            part, of_weights = operation.each_backward(grad[rows], x[rows], mean + both * change, need_x=need_x)
+            weights = _flipped(change[None], first[rows], rest[rows]).add_(mean)
+            part, of_weights = operation.each_backward(grad[rows], x[rows], weights, need_x=need_x)
             parts.append(part)
             of_mean += of_weights.sum(0)
-            of_change += of_weights.mul_(both).sum(0)
+            of_change += _flipped(of_weights, first[rows], rest[rows]).sum(0)
         return _joined(parts) if need_x else None, of_mean, of_change * noise, None, None, None
+
+
+def _flipped(weights: Tensor, first: Tensor, rest: Tensor) -> Tensor:
+    """Return the signs of each example times one weight (1, *weight), or its own (B, *weight)."""
+    # Signs that lie in memory as the weight's entries do: both products run over whole rows.
+    split = weights.reshape(len(weights), first.shape[1], first.shape[2], rest.shape[3])
+    return (split * rest).mul_(first).view(len(first), *weights.shape[1:])
 
 
 def _generator(seed: int, like: Tensor) -> torch.Generator:

@@ -14,34 +14,34 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bayesify.posteriors._gaussian._functions import exemplar, flipout, normals
+from bayesify.posteriors._gaussian._functions import exemplar, flipout, local_reparameterisation, normals
 from bayesify.posteriors._gaussian._norms import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
 from bayesify.posteriors._gaussian._operations import Convolution, LinearMap, Operation
 from bayesify.posteriors._gaussian._site import Visit
 
 __all__ = ["KERNELS", "choose", "has_kernel"]
 
-# Below so many positions per example a weight for each example costs more than a second product; below so many,
-# normal numbers for each weight cost more than signs (python -m benchmarks.adapter --layers).
-FEW_POSITIONS = 128
-SOME_POSITIONS = 512
+# Below so many positions per example a weight for each example costs more than a second product
+# (python -m benchmarks.adapter --layers).
+FEW_POSITIONS = 64
 
 Arranged = Literal["exemplar", "local", "flipout", "flipout, weights each"]
 
 
-def choose(kind: str, positions: int, *, local: bool) -> Arranged:
-    """Choose how a product is made random, by the number of positions for which an example's weight is used.
+def choose(kind: str, positions: int, entries: int, *, local: bool) -> Arranged:
+    """Choose how a product is made random, by the positions for which an example's weight is used and by its size.
 
-    "auto" takes local reparameterisation where it is exact (`local`: one position, one call), a draw for each example
-    from 512 positions on, and flipout below, which forms each example's weight from 128 positions on. "local" takes it
-    where it is exact, and a draw for each example elsewhere.
+    "auto" takes local reparameterisation where it is exact (`local`: one position, one call); a draw for each example
+    where the weight has no more entries than it is used at positions, so that normal numbers cost little; and flipout
+    elsewhere, which forms each example's weight from 64 positions on. "local" takes it where it is exact, and a draw
+    for each example elsewhere.
 
-    >>> choose("auto", 1, local=True), choose("auto", 64, local=False), choose("auto", 1024, local=False)
+    >>> choose("auto", 1, 99, local=True), choose("auto", 16, 99, local=False), choose("auto", 99, 16, local=False)
     ('local', 'flipout', 'exemplar')
     """
     if kind in ("auto", "local") and local:
         return "local"
-    if kind in ("exemplar", "local") or (kind == "auto" and positions >= SOME_POSITIONS):
+    if kind in ("exemplar", "local") or (kind == "auto" and positions >= max(entries, FEW_POSITIONS)):
         return "exemplar"
     return "flipout" if positions < FEW_POSITIONS else "flipout, weights each"
 
@@ -53,7 +53,7 @@ def _product(
     std = visit.std("weight")
     if std is None:
         return operation.shared(x, weight)
-    how = choose(visit.kind, positions, local=local)
+    how = choose(visit.kind, positions, weight.numel(), local=local)
     # Under autocast everything inside is in one type; gradients come back through the casts.
     device = x.device.type
     if torch.is_autocast_enabled(device):
@@ -62,20 +62,10 @@ def _product(
     std = std.to(weight.dtype)
     with torch.autocast(device, enabled=False):
         if how == "local":
-            return _local(x, weight, std, visit.seed)
+            return local_reparameterisation(x, weight, std, visit.seed)
         if how == "exemplar":
             return exemplar(x, weight, std, operation, visit.seed)
         return flipout(x, weight, std, operation, visit.seed, weights_each=how != "flipout")
-
-
-def _local(x: Tensor, mean: Tensor, std: Tensor, seed: int) -> Tensor:
-    """Return x mean' + e sqrt(x^2 (std^2)'), which has the law of `exemplar` (Kingma et al. 2015, eq. 6)."""
-    average = x @ mean.T
-    variance = x.square() @ std.square().T
-    # The root has no derivative at zero, where an input is zero or nothing is random: there is no noise.
-    random = variance > 0
-    root = torch.where(random, variance, 1).sqrt() * random
-    return average + root * normals(list(root.shape), root, torch.Generator(x.device).manual_seed(seed))
 
 
 def linear(layer: nn.Linear, x: Tensor, visit: Visit) -> Tensor:

@@ -6,6 +6,7 @@ Activations are in one arrangement here: (B, T, D) for linear maps, with T posit
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -41,8 +42,8 @@ class Operation(ABC):
         """Return the shapes of one sign per example and input channel, and per output channel."""
 
     @abstractmethod
-    def weight_signs(self, of_inputs: Tensor, of_outputs: Tensor, weight: Tensor) -> Tensor:
-        """Return the product of the signs as they meet in each example's weight, (B, ...)."""
+    def weight_signs(self, of_inputs: Tensor, of_outputs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the signs as they meet in each example's weight, (B, G, A, 1) and (B, G, 1, R), |W| = G A R."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +70,10 @@ class LinearMap(Operation):
         """Return the shapes of the signs of inputs and outputs."""
         return [len(x), 1, weight.shape[1]], [len(x), 1, weight.shape[0]]
 
-    def weight_signs(self, of_inputs: Tensor, of_outputs: Tensor, weight: Tensor) -> Tensor:
-        """Return the product of the signs, (B, O, D)."""
+    def weight_signs(self, of_inputs: Tensor, of_outputs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the signs of outputs and of inputs."""
         del weight
-        return of_outputs.mT * of_inputs
+        return of_outputs.mT[:, None], of_inputs[:, None]
 
 
 @dataclass(frozen=True)
@@ -124,14 +125,12 @@ class Convolution(Operation):
         ones = [1] * (x.ndim - 3)
         return [len(x), 1, x.shape[2], *ones], [len(x), 1, outputs, *ones]
 
-    def weight_signs(self, of_inputs: Tensor, of_outputs: Tensor, weight: Tensor) -> Tensor:
-        """Return the product of the signs, as many dimensions as the weight and one more."""
-        rows = len(of_inputs)
-        inputs, outputs = (signs.view(rows, self.groups, -1) for signs in (of_inputs, of_outputs))
-        rest = (
-            inputs[..., None] * outputs[..., None, :] if self.transposed else outputs[..., None] * inputs[..., None, :]
-        )
-        return rest.view(rows, *weight.shape[:2], *[1] * (weight.ndim - 2))
+    def weight_signs(self, of_inputs: Tensor, of_outputs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the signs of a weight's first dimension, and of all others, where a kernel's entries share one."""
+        first, second = (of_inputs, of_outputs) if self.transposed else (of_outputs, of_inputs)
+        rows, entries = len(first), math.prod(weight.shape[2:])
+        rest = second.reshape(rows, self.groups, 1, -1).repeat_interleave(entries, -1)
+        return first.reshape(rows, self.groups, -1, 1), rest
 
 
 def _together(x: Tensor) -> Tensor:
