@@ -24,19 +24,20 @@ from experiments.rows import Rows
 from experiments.scoring import scored
 
 RESULTS = Path(__file__).parent / "results"
+DRAWS = 9
 
 OURS = ABNN(epochs=1, optimiser="adam", lr=1e-3, weight_decay=0.0)
 TUNING: dict[str, bayesify.Method] = {
     f"alpha={alpha}, lr={lr}": dataclasses.replace(OURS, alpha=alpha, lr=lr)
-    for alpha, lr in ((0.1, 1e-3), (0.2, 1e-3), (0.05, 1e-3), (0.1, 3e-3))
+    for alpha, lr in ((0.1, 1e-3), (0.05, 1e-3), (0.02, 1e-3))
 }
 METHODS: dict[str, bayesify.Method] = {
     "map": bayesify.MAP(),
-    "mc-dropout": bayesify.MCDropout(p=0.1),
     "abnn": OURS,
     "abnn, not fitted": dataclasses.replace(OURS, epochs=0),
-    "abnn, eta=0": dataclasses.replace(OURS, eta=0.0),
     "abnn, last layer": OURS,
+    "mc-dropout": bayesify.MCDropout(p=0.1),
+    "abnn, eta=0": dataclasses.replace(OURS, eta=0.0),
 }
 
 
@@ -52,8 +53,8 @@ def measured(
     row: dict[str, Any] = {"seed": seed, "fit seconds": round(time.perf_counter() - began, 1)}
     foreign = {"out of scope": data.outside}
     if tuning:
-        return {**row, **scored(posterior, data.val, None, seed=seed)}
-    return {**row, **scored(posterior, data.val, data.test, foreign, seed=seed)}
+        return {**row, **scored(posterior, data.val, None, num_samples=DRAWS, seed=seed)}
+    return {**row, **scored(posterior, data.val, data.test, foreign, num_samples=DRAWS, seed=seed)}
 
 
 def main() -> None:
@@ -77,7 +78,7 @@ def main() -> None:
     )
     tuning = arguments.part == "tuning"
     for name, method in (TUNING if tuning else METHODS).items():
-        for seed in arguments.seeds if name.startswith("abnn") and method.epochs else [0]:
+        for seed in arguments.seeds if name == "abnn" else [0]:
             if arguments.only is None or name in arguments.only:
                 seeded = dataclasses.replace(method, seed=seed) if hasattr(method, "seed") else method
                 make = partial(measured, network, data, name, seeded, seed=seed, work=arguments.work, tuning=tuning)

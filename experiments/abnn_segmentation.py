@@ -139,15 +139,15 @@ def draw(posterior: bayesify.Posterior, rows: list[Scenes], path: Path) -> None:
 
 def loader(scenes: Scenes, **options: Any) -> DataLoader:
     """Return batches of scenes."""
-    return DataLoader(TensorDataset(*scenes), **{"batch_size": 32, **options})
+    return DataLoader(TensorDataset(*scenes), **{"batch_size": 16, **options})
 
 
 def main() -> None:
     """Train, convert, evaluate, draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--train", type=int, default=1000, help="number of training scenes")
-    parser.add_argument("--test", type=int, default=200, help="number of test scenes of each kind")
-    parser.add_argument("--epochs", type=int, default=12, help="of the plain U-Net")
+    parser.add_argument("--train", type=int, default=2000, help="number of training scenes")
+    parser.add_argument("--test", type=int, default=100, help="number of test scenes of each kind")
+    parser.add_argument("--epochs", type=int, default=8, help="of the plain U-Net")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--only", nargs="*", default=list(METHODS))
     parser.add_argument("--work", type=Path, default=Path("abnn-segmentation-work"), help="folder for checkpoints")
@@ -157,7 +157,7 @@ def main() -> None:
     val, test = make_scenes("val", arguments.test, seed=1), make_scenes("test", arguments.test, seed=2)
     foreign = {name: make_scenes("test", arguments.test, seed=3, foreign=name) for name in ("mnist", "notmnist")}
     torch.manual_seed(0)
-    plain = bayesify.convert(UNet(), bayesify.MAP(lr=0.1, weight_decay=5e-4, schedule="cosine"))
+    plain = bayesify.convert(UNet(), bayesify.MAP(optimiser="adam", lr=3e-3, weight_decay=0.0, schedule="cosine"))
     shuffled = loader(train, shuffle=True)
     bayesify.fit(plain, shuffled, epochs=arguments.epochs, checkpoint=arguments.work / "plain", progress=False)
     network = plain.network.eval()

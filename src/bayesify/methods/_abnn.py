@@ -30,7 +30,7 @@ from bayesify.posteriors import (
 
 __all__ = ["ABNN"]
 
-_OTHERS = "MCDropout(p=0.1, insert_before='linear'), SWAG or DeepEnsemble"
+_OTHERS = "BayesAdapter, MCDropout(p=0.1, insert_before='linear'), SWAG or DeepEnsemble"
 
 
 @register
