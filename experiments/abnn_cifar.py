@@ -2,10 +2,10 @@
 
 `BAYESIFY_DATA=... python -m experiments.abnn_cifar` fine-tunes three members for each of three seeds on 10,000 training
 images, and measures them on the last 8,000 test images and on clothes and letters. `--part tuning` compares settings on
-the validation images alone; `--part ablations` changes one setting at a time, for one seed and epoch. Rows go to
-`experiments/results/abnn_cifar_*.json`; a run that was stopped goes on from the rows there and from its checkpoints in
-`--work`, and several processes may share the work. Six minutes of one core for each ABNN row of ResNet-20, twice that
-for ResNet-44.
+the validation images alone; `--part ablations` changes one setting at a time, for one seed and epoch; `--part study`
+asks what members and noise bring apart. Rows go to `experiments/results/abnn_cifar_*.json`; a run that was stopped goes
+on from the rows there and from its checkpoints in `--work`, and several processes may share the work. Six minutes of
+one core for each ABNN row of ResNet-20, twice that for ResNet-44.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from torch.utils.data import DataLoader, Subset
 import bayesify
 from bayesify import ABNN
 from bayesify.fit import NonFiniteError
+from bayesify.posteriors import NormNoise
 from experiments.cifar import foreign_loaders, loaders
 from experiments.networks import pretrained
 from experiments.rows import Rows
-from experiments.scoring import scored
+from experiments.scoring import calibrated, scored
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -89,14 +90,21 @@ class Run:
         """Return the pretrained network, in the memory format that is faster on most processors."""
         return pretrained(self.name).to(memory_format=torch.channels_last)
 
-    def row(self, label: str, method: bayesify.Method, *, seed: int = 0, include: Any = None, part: str) -> dict:
-        """Convert, fit and measure; the tuning sees the validation images alone, ablations 2,000 of the test images."""
+    def posterior(
+        self, label: str, method: bayesify.Method, *, seed: int = 0, include: Any = None, part: str
+    ) -> bayesify.Posterior:
+        """Convert and fit; a run that was done before is read from its checkpoint."""
         posterior = bayesify.convert(self.network(), method, include=include)
         name = "".join(c if c.isalnum() or c == "." else "-" for c in f"{self.name}-{part}-{label}-{seed}")
-        began = time.perf_counter()
         checkpoint = {"checkpoint": self.work / name, "checkpoint_steps": 100} if method.epochs else {}
+        bayesify.fit(posterior, self.train, seed=seed, progress=False, accuracy_tolerance=1.0, **checkpoint)
+        return posterior
+
+    def row(self, label: str, method: bayesify.Method, *, seed: int = 0, include: Any = None, part: str) -> dict:
+        """Convert, fit and measure; the tuning sees the validation images alone, ablations 2,000 of the test images."""
+        began = time.perf_counter()
         try:
-            bayesify.fit(posterior, self.train, seed=seed, progress=False, accuracy_tolerance=1.0, **checkpoint)
+            posterior = self.posterior(label, method, seed=seed, include=include, part=part)
         except NonFiniteError as error:
             return {"seed": seed, "failed": str(error)}
         row: dict[str, Any] = {"seed": seed, "fit seconds": round(time.perf_counter() - began, 1)}
@@ -107,10 +115,36 @@ class Run:
         return {**row, **scored(posterior, self.val, *sets, seed=seed)}
 
 
+def study(run: Run, rows: Rows) -> None:
+    """Ask what the parts of the first seed's posterior bring, and what networks that were trained apart would."""
+    posterior = run.posterior("abnn", ABNN(), seed=0, part="main")
+    layers = [module for module in posterior.modules() if isinstance(module, NormNoise)]
+    for name, alpha, draws in (
+        ("nine draws", None, 9),
+        ("thirty draws", None, 30),
+        ("the three members without noise", 0.0, 3),
+    ):
+        for layer in layers:
+            layer.alpha = posterior.method.alpha if alpha is None else alpha  # type: ignore[attr-defined]
+        rows.row(name, partial(scored, posterior, run.val, None, num_samples=draws))
+    names = ("resnet20", "resnet32", "resnet44")
+
+    def apart() -> dict[str, Any]:
+        members = [bayesify.convert(pretrained(name), "map") for name in names]
+        outputs = []
+        for loader in (run.val, run.test):
+            predictions = [bayesify.predict(member, loader, num_samples=1) for member in members]
+            labels = torch.cat([y for _, y in loader])
+            outputs.append((torch.stack([prediction.log_probs for prediction in predictions]), labels))
+        return calibrated(*outputs)
+
+    rows.row("the average of the pretrained ResNets 20, 32 and 44", apart)
+
+
 def main() -> None:
     """Make the rows of a part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=("main", "ablations", "tuning"), default="main")
+    parser.add_argument("--part", choices=("main", "ablations", "tuning", "study"), default="main")
     parser.add_argument("--network", choices=("resnet20", "resnet44"), default="resnet20")
     parser.add_argument("--images", type=int, default=10_000, help="how many training images to fit on")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
@@ -127,7 +161,9 @@ def main() -> None:
     def wanted(label: str) -> bool:
         return arguments.only is None or label in arguments.only
 
-    if arguments.part == "tuning":
+    if arguments.part == "study":
+        study(run, rows)
+    elif arguments.part == "tuning":
         for changes in TUNING:
             label = ", ".join(f"{key}={value}" for key, value in changes.items())
             method = dataclasses.replace(ABNN(epochs=1), **changes)

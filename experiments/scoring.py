@@ -16,7 +16,7 @@ from bayesify.evaluate import right_or_wrong
 from bayesify.likelihoods import Categorical
 from bayesify.prediction import ClassificationPrediction
 
-__all__ = ["measures", "scored"]
+__all__ = ["calibrated", "measures", "scored"]
 
 
 def scored(
@@ -42,16 +42,22 @@ def scored(
     def targets(loader: DataLoader) -> Tensor:
         return torch.cat([torch.as_tensor(split_batch(batch)[1]) for batch in loader])
 
-    sets = {"validation": val} if test is None else {"validation": val, "test": test}
-    outputs = {name: (draws(loader), targets(loader)) for name, loader in sets.items()}
-    others = {name: draws(loader) for name, loader in (foreign or {}).items()}
-    plain, calibrated = Categorical(), Categorical()
-    calibrated.calibrate([outputs["validation"]])
-    row: dict[str, Any] = {"temperature": round(float(calibrated.temperature), 4)}
-    for likelihood, suffix in ((plain, ""), (calibrated, ", calibrated")):
-        for name, (logits, labels) in outputs.items():
-            shown = others if name == "test" else {}
-            row[name + suffix] = measures(likelihood, logits, labels, shown)
+    own = (draws(val), targets(val))
+    other = None if test is None else (draws(test), targets(test))
+    return calibrated(own, other, {name: draws(loader) for name, loader in (foreign or {}).items()})
+
+
+def calibrated(
+    val: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor] | None, foreign: Mapping[str, Tensor] | None = None
+) -> dict[str, Any]:
+    """Return measures of logits (S, N, C) with labels (N,), as they are and with the temperature of the first."""
+    plain, tempered = Categorical(), Categorical()
+    tempered.calibrate([val])
+    row: dict[str, Any] = {"temperature": round(float(tempered.temperature), 4)}
+    for likelihood, suffix in ((plain, ""), (tempered, ", calibrated")):
+        row["validation" + suffix] = measures(likelihood, *val, {})
+        if test is not None:
+            row["test" + suffix] = measures(likelihood, *test, foreign or {})
     return row
 
 
