@@ -77,9 +77,10 @@ def fit(
     Example:
         >>> import torch
         >>> from bayesify import MAP, convert, fit
-        >>> data = torch.utils.data.TensorDataset(torch.randn(32, 4), torch.randint(3, (32,)))
+        >>> inputs = torch.randn(32, 4)
+        >>> data = torch.utils.data.TensorDataset(inputs, inputs[:, :3].argmax(1))
         >>> loader = torch.utils.data.DataLoader(data, batch_size=8)
-        >>> history = fit(convert(torch.nn.Linear(4, 3), MAP()), loader, epochs=2, progress=False)
+        >>> history = fit(convert(torch.nn.Linear(4, 3), MAP(lr=0.1)), loader, epochs=2, progress=False)
         >>> len(history.epochs)
         2
     """
