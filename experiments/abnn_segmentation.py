@@ -2,7 +2,7 @@
 
 `BAYESIFY_DATA=... python -m experiments.abnn_segmentation` trains a U-Net on clothes on photographs
 (`experiments/scenes.py`), makes it Bayesian, prints mIoU, NLL, pixel-wise ECE and how well anomalous pixels (digits
-and letters that lie in the scene) are told from the others, and draws the maps. About half an hour on two cores.
+and letters that lie in the scene) are told from the others, and draws the maps.
 Results go to `experiments/results/abnn_segmentation.json` and `.png`. Letters are the reported anomalies; digits may
 be looked at while settings are chosen.
 """

@@ -29,8 +29,8 @@ class Rows:
         found = self.read().get(name)
         if found is None:
             found = make()
-            print(name, json.dumps(found), flush=True)
             self._keep(name, found)
+            print(name, json.dumps(found), flush=True)
         return found
 
     def read(self) -> dict[str, dict[str, Any]]:

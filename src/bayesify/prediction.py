@@ -65,7 +65,7 @@ class Prediction:
 
     @property
     def scores(self) -> tuple[str, ...]:
-        """Return the names of the scores that this prediction has."""
+        """Return the names of the scores that this prediction has; each kind of prediction says its own."""
         raise NotImplementedError
 
     def _fields(self) -> list[tuple[str, Tensor]]:
