@@ -9,10 +9,8 @@ queries. `--part tuning` compares settings on validation queries alone, in and o
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +18,8 @@ from torch import nn
 
 import bayesify
 from bayesify import BayesAdapter, UncertaintyRegulariser
-from experiments.clinc import Parts, classifier, encoder_layers
-from experiments.rows import Rows
+from experiments.clinc import Parts, encoder_layers, main
 from experiments.scoring import scored
-
-RESULTS = Path(__file__).parent / "results"
 
 # Adam with rates of its own: SGD's of the paper are for convolutions with batch normalisation.
 OURS = BayesAdapter(
@@ -68,33 +63,5 @@ def measured(
     }
 
 
-def main() -> None:
-    """Train the classifier and make the rows of a part."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="folder of the encoder, or tiny")
-    parser.add_argument("--part", choices=("main", "tuning"), default="main")
-    parser.add_argument("--each", type=int, default=20, help="training queries of every intent")
-    parser.add_argument("--every", type=int, default=5, help="take every so many-th validation and test query")
-    parser.add_argument("--epochs", type=int, default=5, help="of the plain classifier")
-    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
-    parser.add_argument("--only", nargs="*", help="names of rows")
-    parser.add_argument("--work", type=Path, default=Path("clinc-work"), help="folder for checkpoints")
-    arguments = parser.parse_args()
-    network, data = classifier(
-        arguments.model, each=arguments.each, every=arguments.every, epochs=arguments.epochs, work=arguments.work
-    )
-    path = None if arguments.model == "tiny" else RESULTS / f"adapter_clinc_{arguments.part}.json"
-    rows = Rows(
-        path, f"python -m experiments.adapter_clinc --model <folder> --part {arguments.part} --each {arguments.each}"
-    )
-    tuning = arguments.part == "tuning"
-    for name, method in (TUNING if tuning else METHODS).items():
-        for seed in arguments.seeds if isinstance(method, BayesAdapter) and not tuning else [0]:
-            if arguments.only is None or name in arguments.only:
-                seeded = dataclasses.replace(method, seed=seed) if isinstance(method, BayesAdapter) else method
-                make = partial(measured, network, data, name, seeded, seed=seed, work=arguments.work, tuning=tuning)
-                rows.row(f"{name}, seed {seed}", make)
-
-
 if __name__ == "__main__":
-    main()
+    main("adapter_clinc", __doc__, METHODS, TUNING, measured, repeated=lambda label: label.startswith("bayes-adapter"))

@@ -7,7 +7,10 @@ The word embeddings stay as they are: most words of the test queries do not occu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import argparse
+import dataclasses
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +20,9 @@ from torch.utils.data import DataLoader
 
 import bayesify
 from bayesify.data import load
+from experiments.rows import Rows
 
-__all__ = ["Classifier", "Parts", "classifier", "parts"]
+__all__ = ["Classifier", "Parts", "classifier", "encoder_layers", "main", "make_encoder", "parts"]
 
 Tokenise = Callable[[tuple[str, ...]], dict[str, Tensor]]
 
@@ -136,3 +140,46 @@ def _loader(part: str, tokenise: Tokenise, *, each: int | None = None, every: in
 def encoder_layers(network: Any) -> int:
     """Return how many layers the classifier's encoder has."""
     return int(network.encoder.config.num_hidden_layers)
+
+
+def main(
+    name: str,
+    description: str | None,
+    methods: Mapping[str, bayesify.Method],
+    tuning: Mapping[str, bayesify.Method],
+    measured: Callable[..., dict[str, Any]],
+    *,
+    repeated: Callable[[str], bool],
+) -> None:
+    """Read the command line, train the classifier and make the rows of a part.
+
+    Args:
+        name: Of the experiment, and of its results file.
+        description: For the help.
+        methods: The rows of the part "main".
+        tuning: The rows of the part "tuning".
+        measured: Makes a row of (network, data, name, method, seed=, work=, tuning=).
+        repeated: Whether the row of a name is made for every seed; the others for the first alone.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="folder of the encoder, or tiny")
+    parser.add_argument("--part", choices=("main", "tuning"), default="main")
+    parser.add_argument("--each", type=int, default=20, help="training queries of every intent")
+    parser.add_argument("--every", type=int, default=5, help="take every so many-th validation and test query")
+    parser.add_argument("--epochs", type=int, default=5, help="of the plain classifier")
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--only", nargs="*", help="names of rows")
+    parser.add_argument("--work", type=Path, default=Path("clinc-work"), help="folder for checkpoints")
+    arguments = parser.parse_args()
+    part, work = arguments.part, arguments.work
+    network, data = classifier(
+        arguments.model, each=arguments.each, every=arguments.every, epochs=arguments.epochs, work=work
+    )
+    path = None if arguments.model == "tiny" else Path(__file__).parent / "results" / f"{name}_{part}.json"
+    rows = Rows(path, f"python -m experiments.{name} --model <folder> --part {part} --each {arguments.each}")
+    for label, method in (tuning if part == "tuning" else methods).items():
+        for seed in arguments.seeds if part == "main" and repeated(label) else [0]:
+            if arguments.only is None or label in arguments.only:
+                seeded = dataclasses.replace(method, seed=seed) if hasattr(method, "seed") else method
+                make = partial(measured, network, data, label, seeded, seed=seed, work=work, tuning=part == "tuning")
+                rows.row(f"{label}, seed {seed}", make)
