@@ -11,7 +11,7 @@ from bayesify.convert import convert
 from bayesify.evaluate import Evaluation, evaluate
 from bayesify.fit import History, fit
 from bayesify.likelihoods import Bernoulli, Categorical, Custom, Gaussian, Likelihood
-from bayesify.methods import ABNN, MAP, SWAG, DeepEnsemble, MCDropout, Method, ensemble, methods
+from bayesify.methods import ABNN, IBNN, MAP, SWAG, DeepEnsemble, MCDropout, Method, ensemble, methods
 from bayesify.posteriors import Posterior
 from bayesify.predict import predict
 from bayesify.prediction import ClassificationPrediction, Prediction, RegressionPrediction
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ABNN",
+    "IBNN",
     "MAP",
     "SWAG",
     "Bernoulli",

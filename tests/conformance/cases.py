@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
-from bayesify import ABNN, MAP, SWAG, DeepEnsemble, MCDropout, Method, Posterior
+from bayesify import ABNN, IBNN, MAP, SWAG, DeepEnsemble, MCDropout, Method, Posterior
 
 CLASSES = 3
 
@@ -57,6 +57,10 @@ CASES = (
         ABNN(members=2, samples=2, alpha=0.5, epochs=2, lr=0.1),
         ABNN(members=2, samples=2, alpha=0.0, eta=0.0),
         mean=False,
+    ),
+    Case(
+        IBNN(components=2, samples=2, epochs=2, start_std=(0.3, 0.1), weights="joint", latent_lr=0.1),
+        IBNN(components=2, samples=2, means_std=0.0, start_std=(0.0, 0.0)),
     ),
 )
 

@@ -3,12 +3,14 @@
 from bayesify.methods._abnn import ABNN
 from bayesify.methods._base import Method, Stage, as_method, method_from_dict, methods, register
 from bayesify.methods._deep_ensemble import DeepEnsemble, ensemble
+from bayesify.methods._ibnn import IBNN
 from bayesify.methods._map import MAP
 from bayesify.methods._mc_dropout import MCDropout
 from bayesify.methods._swag import SWAG
 
 __all__ = [
     "ABNN",
+    "IBNN",
     "MAP",
     "SWAG",
     "DeepEnsemble",

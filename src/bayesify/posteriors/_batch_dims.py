@@ -12,7 +12,7 @@ from bayesify._modes import evaluation_mode
 from bayesify._tree import repeat_rows, slice_rows
 from bayesify.posteriors._noise import BatchDim, Key, Noise
 
-__all__ = ["learn_batch_dims"]
+__all__ = ["grown", "learn_batch_dims"]
 
 
 def learn_batch_dims(network: nn.Module, noise: Noise, run: Callable[[Any], Any], inputs: Any) -> None:
@@ -31,7 +31,7 @@ def learn_batch_dims(network: nn.Module, noise: Noise, run: Callable[[Any], Any]
             two, three = (_shapes(noise, run, repeat_rows(one, rows), rows) for rows in (2, 3))
     except Exception:  # the pass that follows says what is wrong; without one, the shape has to do
         return
-    found = {site: _grown(shape, three[site]) for site, shape in two.items() if site in three}
+    found = {site: grown(shape, three[site]) for site, shape in two.items() if site in three}
     noise.batch_dims = {site: batch for site, batch in found.items() if batch is not None}
 
 
@@ -41,7 +41,7 @@ def _shapes(noise: Noise, run: Callable[[Any], Any], inputs: Any, rows: int) -> 
     return shapes
 
 
-def _grown(two: torch.Size, three: torch.Size) -> BatchDim | None:
+def grown(two: torch.Size, three: torch.Size) -> BatchDim | None:
     """Return the dimension that holds the batch, and how often; None where that is not clear."""
     dims = [dim for dim, (a, b) in enumerate(zip(two, three, strict=False)) if a != b]
     if len(two) != len(three) or len(dims) > 1:

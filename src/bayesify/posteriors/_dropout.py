@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from bayesify.posteriors._base import Posterior
+from bayesify.posteriors._forward import forbid_fused_layers
 from bayesify.posteriors._noise import Noise
 
 if TYPE_CHECKING:
     from bayesify.methods import Method
 
-__all__ = ["AlphaDropoutNoise", "DropoutNoise", "NoisePosterior", "draws_fold", "forbid_fused_layers", "noisy_layers"]
+__all__ = ["AlphaDropoutNoise", "DropoutNoise", "NoisePosterior", "draws_fold", "noisy_layers"]
 
 
 class NoisePosterior(Posterior):
@@ -48,23 +49,6 @@ def draws_fold(network: nn.Module, noise: Noise) -> bool:
     norms = (m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
     without_batch = any(batch.dim is None for batch in (noise.batch_dims or {}).values())
     return not without_batch and all(norm.running_mean is not None for norm in norms)
-
-
-def forbid_fused_layers(network: nn.Module, sites: set[nn.Module]) -> None:
-    """Keep fused kernels from skipping the noise of the layers inside them."""
-    # In evaluation mode a transformer's encoder layer runs one fused kernel, which skips dropout without a word.
-    # It does not when a hook is attached.
-    for module in network.modules():
-        if sites.isdisjoint(module.modules()):
-            continue
-        if isinstance(module, nn.TransformerEncoderLayer):
-            module.register_forward_pre_hook(_no_change)
-        if isinstance(module, nn.TransformerEncoder):
-            module.use_nested_tensor = False  # the fused kernel alone understands nested tensors
-
-
-def _no_change(module: nn.Module, args: tuple[Any, ...]) -> None:
-    del module, args
 
 
 class DropoutNoise(nn.Module):

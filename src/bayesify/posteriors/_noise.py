@@ -84,6 +84,7 @@ class Noise:
         self.silent = False
         self.keys: tuple[Key, ...] = ()
         self.member: int | None = None
+        self.assigned: Tensor | None = None  # the component of each row of a fresh pass, where there are components
         self.fired = False
         self._rows = 0
         self._folded = False
@@ -143,6 +144,11 @@ class Noise:
                 yield
             finally:
                 self._rows, self._folded, self.fired = before
+
+    @property
+    def rows(self) -> int:
+        """Return the number of examples of the present pass; 0 outside of one."""
+        return self._rows
 
     @property
     def in_pass(self) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.posteriors._batch_dims import learn_batch_dims
-from bayesify.posteriors._dropout import forbid_fused_layers
+from bayesify.posteriors._forward import forbid_fused_layers
 from bayesify.posteriors._members import MembersPosterior
 from bayesify.posteriors._noise import Noise
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.posteriors import Noise, Posterior
+from bayesify.posteriors._forward import patched_forward
 from bayesify.predict._layout import Layout
-from bayesify.predict._reads import patched_forward
 
 __all__ = ["shared_prefix"]
 
