@@ -51,7 +51,7 @@ class Pass:
                 f"Layer {layer.name!r} has {factors.shape[1]} inputs, but its activation has the shape "
                 f"{tuple(x.shape)}, with {x.shape[layer.dim]} in dimension {layer.dim}."
             )
-        return scale(x, self.placed(x, factors, layer, batch, layer.dim % x.ndim))
+        return x * self.placed(x, factors, layer, batch, layer.dim % x.ndim)
 
     def placed(self, x: Tensor, factors: Tensor, layer: Layer, batch: BatchDim | None, dim: int) -> Tensor:
         """Bring factors (B, D) into a shape that broadcasts against an activation with D entries in `dim`."""
@@ -75,28 +75,6 @@ class Pass:
             factors = factors.T
         shape[at] = rows * times
         return factors.reshape(shape).to(x.dtype)
-
-
-class _Scale(torch.autograd.Function):
-    """x z with z constant over some dimensions, without x-sized memory for the gradient of z where that is quick."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, z: Tensor) -> Tensor:
-        ctx.save_for_backward(x, z)
-        return x * z
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        x, z = ctx.saved_tensors
-        (grad,) = grads
-        of_x = grad * z if ctx.needs_input_grad[0] else None
-        of_z = (grad * x).sum_to_size(z.shape) if ctx.needs_input_grad[1] else None
-        return of_x, of_z
-
-
-def scale(x: Tensor, z: Tensor) -> Tensor:
-    """Return x z, where z broadcasts against x."""
-    return x * z
 
 
 def scaled_forward(module: nn.Module, layer: Layer, present: Pass) -> Callable[..., Any]:
