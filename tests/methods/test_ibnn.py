@@ -42,27 +42,27 @@ def test_the_loss_is_the_mean_over_copies_each_with_its_own_factors(repeats, ass
     """Against a loop: every row of the repeated batch through its own network, statistics of the whole batch."""
     method = dataclasses.replace(METHOD, repeats=repeats, assign=assign)
     posterior = bayesify.convert(network().eval(), method)
-    made = {}
+    components, drawn = [], []
     original = posterior._fresh
 
     def fresh(assigned):
-        made["components"], made["factors"] = assigned, original(assigned)
-        return made["factors"]
+        components.append(assigned)
+        drawn.append(original(assigned))
+        return drawn[-1]
 
     monkeypatch.setattr(posterior, "_fresh", fresh)
     x, labels = batch()
     terms = posterior.loss((x, labels), num_data=100)
-    assert len(made["factors"]) == repeats * len(x)
+    assert [len(factors) for factors in drawn] == [len(x)] * repeats
     losses = []
     for copy_index in range(repeats):
         for example in range(len(x)):
-            factors = made["factors"][copy_index * len(x) + example].detach()
+            factors = drawn[copy_index][example].detach()
             logits = posterior.export(factors)(x[example : example + 1])
             losses.append(nn.functional.cross_entropy(logits, labels[example : example + 1]))
     torch.testing.assert_close(terms["nll"], torch.stack(losses).mean(), **EXACT)
-    grid = made["components"].view(repeats, -1)
     if repeats > 1:
-        assert torch.equal(grid[0], grid[1]) == (assign == "same")
+        assert torch.equal(components[0], components[1]) == (assign == "same")
 
 
 @pytest.mark.parametrize(("kind", "function"), [("mean", mean_kl), ("average", average_kl)])

@@ -176,16 +176,20 @@ class IBNN(Method):
     # -- learning -------------------------------------------------------------------------------------------------
 
     def objective(self, posterior: Posterior, inputs: Any, targets: Any, num_data: int) -> LossTerms:
-        """Return the mean over S copies of each example, each with its own noise, and the divergence."""
+        """Return the mean over S copies of each example, each with its own noise, and the divergence.
+
+        Each copy of the batch is a pass of its own, which a processor's cache likes better than one of S B rows; batch
+        normalisation then sees B examples, as it does in plain training.
+        """
         assert isinstance(posterior, InputMixturePosterior)
         fresh = not (posterior.noise.silent or posterior.noise.keys)
         repeats = self.repeats if fresh else 1  # copies of a row in one function would be the same
         components = posterior.assign(batch_rows(inputs), repeats, same=self.assign == "same")
-        if repeats > 1:
-            inputs, targets = repeat_rows(inputs, repeats), repeat_rows(targets, repeats)
-        with posterior.assigned(components):
-            outputs = self.outputs(posterior, inputs)
-        return self.terms(posterior, outputs, targets, num_data)
+        outputs = []
+        for own in components.view(repeats, -1):
+            with posterior.assigned(own):
+                outputs.append(self.outputs(posterior, inputs))
+        return self.terms(posterior, torch.cat(outputs), repeat_rows(targets, repeats), num_data)
 
     def terms(self, posterior: Posterior, outputs: Tensor, targets: Any, num_data: int) -> LossTerms:
         """Return the mean negative log-likelihood, and beta KL/n."""
