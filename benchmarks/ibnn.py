@@ -12,6 +12,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,7 @@ def lenet(classes: int = 10) -> nn.Module:
 def vgg16(classes: int = 10) -> nn.Module:
     """Return VGG-16 for 32 x 32 images, with the small classifier of the paper."""
     widths = [3, 64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512]
-    convolutions = [nn.Conv2d(a, b, 3, padding=1) for a, b in zip(widths, widths[1:], strict=False)]
+    convolutions = [nn.Conv2d(a, b, 3, padding=1) for a, b in pairwise(widths)]
     return nn.Sequential(*convolutions, nn.Linear(512, 512), nn.Linear(512, 512), nn.Linear(512, classes))
 
 
@@ -163,8 +164,8 @@ def sizes(components: int) -> list[dict[str, Any]]:
             network = make()
         weights = sum(p.numel() for p in network.parameters())
         nodes = sum(m.in_channels if isinstance(m, nn.Conv2d) else m.in_features for m in _layers(network))
-        rows.append({"network": name, "weights": weights, "nodes": nodes, "paper": PAPER[name],
-                     "weights per node": round(weights / nodes), f"K = {components}": 2 * components * nodes / weights})  # fmt: skip
+        share = {"weights per node": round(weights / nodes), f"K = {components}": 2 * components * nodes / weights}
+        rows.append({"network": name, "weights": weights, "nodes": nodes, "paper": PAPER[name], **share})
     posterior = bayesify.convert(lenet(), IBNN(components=components))  # the count is that of a real conversion
     assert isinstance(posterior, InputMixturePosterior)
     assert posterior.component_means.shape[1] == rows[0]["nodes"]
@@ -185,7 +186,11 @@ def main() -> None:
     arguments = parser.parse_args()
     table = sizes(4)
     for row in table:
-        print("  ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items()))
+        print(
+            "  ".join(
+                f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items()
+            )
+        )
     if arguments.part == "sizes":
         return
     torch.manual_seed(0)

@@ -117,6 +117,8 @@ def test_groups_have_their_own_rates_and_decay_is_for_weights_alone():
         decays = {group["name"]: group["weight_decay"] for group in optimiser.param_groups}
         assert decays == {"weights": 0.5, "latents": 0.0}
         assert groups["weights"]["lr"] == 0.03
+    adam = bayesify.convert(network(), IBNN(components=4, latent_lr=0.1, optimiser="adam"))
+    assert groups_of(adam)["latents"]["lr"] == 0.1
     slow = bayesify.convert(network(), IBNN(slow_lr=1e-5))
     assert groups_of(slow)["weights"]["lr"] == 1e-5
     gaussian = bayesify.convert(nn.Linear(2, 1), IBNN(weights="frozen"), likelihood="regression")

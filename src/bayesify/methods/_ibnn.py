@@ -52,8 +52,9 @@ class IBNN(Method):
         weights: How U, b and all other parameters learn: "slow", at `slow_lr`; "joint", at `lr`; "frozen".
         lr: Of the weights, if they learn jointly.
         slow_lr: Of the weights, if they are to stay near where they are.
-        latent_lr: The rate of means and standard deviations is K latent_lr: each component sees one row in K, so that
-            its gradient is K times smaller than that of a single one.
+        latent_lr: Of means and standard deviations. SGD takes K latent_lr: each component sees one row in K, so that
+            its gradient is K times smaller than that of a single one. Adam, which does not see the size of gradients,
+            takes latent_lr itself.
         latent_schedule: Of that rate; `schedule` is that of the weights.
         weight_decay: Of the weights, never of means and standard deviations.
         bias: Multiply each bias by a factor too.
@@ -203,9 +204,10 @@ class IBNN(Method):
         assert isinstance(posterior, InputMixturePosterior)
         lr = self.lr if self.weights == "joint" else self.slow_lr
         latents = [posterior.component_means, posterior.component_rhos]
+        latent_lr = self.latent_lr * (self.components if self.optimiser == "sgd" else 1)
         groups: list[dict[str, Any]] = [
             {"params": list(posterior.network.parameters()), "lr": lr, "name": "weights"},
-            {"params": latents, "lr": self.latent_lr * self.components, "weight_decay": 0.0, "name": _LATENTS},
+            {"params": latents, "lr": latent_lr, "weight_decay": 0.0, "name": _LATENTS},
             {
                 "params": list(posterior.likelihood.parameters()),
                 "lr": self.lr,
