@@ -112,7 +112,7 @@ class IBNN(Method):
     @classmethod
     def example(cls) -> IBNN:
         """Return a configuration that is quick on little data."""
-        return cls(epochs=10, means_std=0.25, repeats=1)
+        return cls(epochs=10, means_std=0.25, start_std=(0.2, 0.08), repeats=1, weights="joint", lr=0.01)
 
     @classmethod
     def from_scratch(cls, components: int = 8, **settings: Any) -> IBNN:
