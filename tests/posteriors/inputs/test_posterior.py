@@ -97,6 +97,18 @@ def test_copies_have_consecutive_components_or_the_same():
 
 
 @torch.no_grad()
+def test_rows_have_the_components_that_they_were_assigned():
+    made = posterior(start_std=(0.0, 0.0))
+    chosen = torch.tensor([2, 0, 1, 1, 0, 2, 2])
+    with made.assigned(chosen):
+        outputs = made(X)
+    each = torch.stack([made.component(k)(X) for k in range(3)])
+    torch.testing.assert_close(outputs, each[chosen, torch.arange(7)], **EXACT)
+    with pytest.raises(ValueError, match="3 components were assigned to a batch of 7"), made.assigned(chosen[:3]):
+        made(X)
+
+
+@torch.no_grad()
 def test_fresh_factors_have_the_law_of_the_assigned_component():
     made = posterior()
     rows = torch.arange(3).repeat(20_000)

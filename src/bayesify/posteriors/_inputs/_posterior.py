@@ -91,7 +91,7 @@ class InputMixturePosterior(Posterior):
             return self._folded(self.factors(noise.keys[0]))
         if self._plan is None or not self._plan.shared:
             return {}
-        factors = self._fresh(self._present_components(1))[0]
+        factors = self._fresh(self._present_components(noise.rows)[:1])[0]  # the first example's component for all
         names = {latent.parameter for latent in self._plan.shared}
         return {name: tensor for name, tensor in self._folded(factors).items() if name in names}
 
@@ -130,7 +130,9 @@ class InputMixturePosterior(Posterior):
         if self.noise.member is not None:
             return torch.full((rows,), self.noise.member, device=self.component_means.device)
         given = self.noise.assigned
-        return given if given is not None and len(given) == rows else self.assign(rows)
+        if given is not None and len(given) != rows:
+            raise ValueError(f"{len(given)} components were assigned to a batch of {rows} examples: give one for each.")
+        return self.assign(rows) if given is None else given
 
     def _fresh(self, assigned: Tensor) -> Tensor:
         """Return new factors for each example, (B, N)."""
@@ -177,7 +179,7 @@ class InputMixturePosterior(Posterior):
         device = self.component_means.device
         examples = torch.arange(rows, device=device)
         copies = torch.arange(repeats, device=device)[:, None]
-        order = (examples + 0 * copies) if same else repeats * examples + copies
+        order = examples.expand(repeats, rows) if same else repeats * examples + copies
         return (order.reshape(-1) + torch.randint(self.components, (), device=device)) % self.components
 
     @contextmanager
