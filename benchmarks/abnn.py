@@ -2,12 +2,13 @@
 
 `BAYESIFY_DATA=... python -m benchmarks.abnn` times training steps and predictions of the pretrained ResNet-20,
 interleaved with the plain network's, and measures what members take on disk. TorchUncertainty's ABNN stands beside ours
-where it is installed.
+where it is installed (`benchmarks/requirements.txt`).
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import statistics
 import tempfile
@@ -123,18 +124,42 @@ def storage(network: nn.Module, members: int) -> dict[str, float]:
     return found
 
 
-def peer(network: nn.Module, x: Tensor, y: Tensor) -> dict[str, Callable[[], None]]:
-    """Return TorchUncertainty's training step, where it is installed."""
+def peer() -> tuple[Callable[..., None], Callable[..., nn.Module]] | None:
+    """Return what TorchUncertainty makes ABNN of: its noisy layers, and its ensemble of copies.
+
+    Its `fit` trains all parameters with Lightning; a step here is that step without the trainer around it.
+    """
     try:
-        from torch_uncertainty.post_processing import abnn
-    except ImportError:
-        print("TorchUncertainty is not installed, so it is not in the table.")
-        return {}
-    made = abnn.ABNN(
-        num_classes=10, random_prior=2.0, alpha=0.05, num_models=1, num_samples=1,
-        base_lr=1e-4, device=torch.device("cpu"), max_epochs=1, use_original_model=False, model=network,
-    )  # fmt: skip
-    return {"TorchUncertainty, all gradients, noise per element": plain_step(made.ens_model[0].train(), x, y)}
+        from tests.torchvision_stub import declare_torchvision_operators
+
+        declare_torchvision_operators()
+        from torch_uncertainty.methods import deep_ensembles
+        from torch_uncertainty.post_processing.abnn import _replace_bn_layers
+    except ImportError as error:
+        print(f"TorchUncertainty is not in the table: {error}.")
+        return None
+    return _replace_bn_layers, deep_ensembles
+
+
+def peer_storage(number: int) -> float:
+    """Return the bytes of so many copies over those of the network."""
+    plain, noisy = (
+        sum(tensor.numel() * tensor.element_size() for tensor in network.state_dict().values())
+        for network in (pretrained("resnet20"), *peer_copies(1, 0.1))
+    )
+    return round(number * noisy / plain, 3)
+
+
+def peer_copies(number: int, alpha: float) -> list[nn.Module]:
+    """Return noisy copies of the network, as TorchUncertainty stores one for each member and draw."""
+    found = peer()
+    assert found is not None
+    network = pretrained("resnet20")
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d) and module.num_batches_tracked is None:
+            module.num_batches_tracked = torch.tensor(0)
+    found[0](network, alpha)
+    return [copy.deepcopy(network) for _ in range(number)]
 
 
 def main() -> None:
@@ -149,15 +174,22 @@ def main() -> None:
     y = torch.randint(10, (arguments.batch,), generator=generator)
     steps = {"plain step, all gradients": plain_step(pretrained("resnet20").train(), x, y)}
     steps |= {name: abnn_step(pretrained("resnet20").train(), method, x, y) for name, method in STEPS.items()}
-    steps |= peer(pretrained("resnet20"), x, y)
+    passes = predictions(pretrained("resnet20"), x, arguments.draws)
+    stored = storage(pretrained("resnet20"), 3)
+    if (found := peer()) is not None:
+        name = "TorchUncertainty (all gradients, noise per element)"
+        steps[name] = plain_step(peer_copies(1, 0.1)[0].train(), x, y)
+        ensemble = found[1](peer_copies(arguments.draws, 0.1)).eval()
+        passes["TorchUncertainty"] = torch.no_grad()(lambda: ensemble(x))
+        stored["TorchUncertainty, (M + 1) L copies, L = 3"] = peer_storage(4 * 3)
     record = {
         "command": "python -m benchmarks.abnn",
         "threads": torch.get_num_threads(),
         "batch": arguments.batch,
         "draws": arguments.draws,
         "training step": medians(steps, arguments.repeats),
-        "prediction": medians(predictions(pretrained("resnet20"), x, arguments.draws), max(3, arguments.repeats // 3)),
-        "storage, three members": storage(pretrained("resnet20"), 3),
+        "prediction": medians(passes, max(3, arguments.repeats // 3)),
+        "storage, three members": stored,
     }
     for title in ("training step", "prediction", "storage, three members"):
         print(f"\n{title}, as multiples of the plain network")

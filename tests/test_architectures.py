@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from bayesify import ABNN, SWAG, DeepEnsemble, MCDropout, convert, predict
+from bayesify import ABNN, SWAG, BayesAdapter, DeepEnsemble, MCDropout, convert, predict
 from bayesify.methods import methods
 from tests.torchvision_stub import import_torchvision
 
@@ -112,6 +112,8 @@ def configuration(name, network):
         return DeepEnsemble(members=3, start="perturbed")
     if name == "abnn":
         return ABNN(alpha=0.03)  # more would drown networks of random weights
+    if name == "bayes-adapter":
+        return BayesAdapter()  # as with ABNN, the example's noise is for small networks
     return methods()[name].example()
 
 

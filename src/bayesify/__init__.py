@@ -11,10 +11,22 @@ from bayesify.convert import convert
 from bayesify.evaluate import Evaluation, evaluate
 from bayesify.fit import History, fit
 from bayesify.likelihoods import Bernoulli, Categorical, Custom, Gaussian, Likelihood
-from bayesify.methods import ABNN, IBNN, MAP, SWAG, DeepEnsemble, MCDropout, Method, ensemble, methods
+from bayesify.methods import (
+    ABNN,
+    IBNN,
+    MAP,
+    SWAG,
+    BayesAdapter,
+    DeepEnsemble,
+    MCDropout,
+    Method,
+    UncertaintyRegulariser,
+    ensemble,
+    methods,
+)
 from bayesify.posteriors import Posterior
 from bayesify.predict import predict
-from bayesify.prediction import ClassificationPrediction, Prediction, RegressionPrediction
+from bayesify.prediction import ClassificationPrediction, FeaturePrediction, Prediction, RegressionPrediction
 from bayesify.storage import load, save
 
 if TYPE_CHECKING:
@@ -25,12 +37,14 @@ __all__ = [
     "IBNN",
     "MAP",
     "SWAG",
+    "BayesAdapter",
     "Bernoulli",
     "Categorical",
     "ClassificationPrediction",
     "Custom",
     "DeepEnsemble",
     "Evaluation",
+    "FeaturePrediction",
     "Gaussian",
     "History",
     "Likelihood",
@@ -39,6 +53,7 @@ __all__ = [
     "Posterior",
     "Prediction",
     "RegressionPrediction",
+    "UncertaintyRegulariser",
     "calibrate",
     "convert",
     "data",

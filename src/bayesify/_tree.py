@@ -16,6 +16,8 @@ __all__ = [
     "TARGET_KEYS",
     "batch_rows",
     "call",
+    "inputs_of",
+    "join_rows",
     "map_tensors",
     "output_tensor",
     "repeat_rows",
@@ -108,6 +110,39 @@ def split_batch(batch: Any) -> tuple[Any, Any]:
         f"A training batch must be (inputs, targets) or a mapping with a target key, but it is {_describe(batch)}. "
         "Wrap the data in a TensorDataset(inputs, targets) or pass a collate function."
     )
+
+
+def inputs_of(batch: Any) -> Any:
+    """Return the inputs of a batch that may hold targets too, which are not looked at.
+
+    >>> inputs_of({"input_ids": 1, "labels": 2}), inputs_of([3]), inputs_of([3, 4])
+    ({'input_ids': 1}, 3, 3)
+    """
+    if isinstance(batch, Mapping):
+        return {key: value for key, value in batch.items() if key not in TARGET_KEYS}
+    if isinstance(batch, list | tuple):
+        return batch[0] if len(batch) == 1 else split_batch(batch)[0]
+    return batch
+
+
+def join_rows(one: Any, other: Any) -> Any | None:
+    """Put the examples of two inputs of one structure into one batch; None if their shapes do not allow it.
+
+    >>> join_rows((torch.zeros(2, 3),), (torch.zeros(1, 3),))[0].shape
+    torch.Size([3, 3])
+    """
+    second = _tensors(other)
+    pairs = list(zip(_tensors(one), second, strict=False))
+    if len(_tensors(one)) != len(second) or _skeleton(one) != _skeleton(other):
+        return None
+    if any(a.shape[1:] != b.shape[1:] or a.ndim == 0 or a.dtype != b.dtype for a, b in pairs):
+        return None
+    rows = iter(second)
+    return map_tensors(lambda tensor: torch.cat([tensor, next(rows)]), one)
+
+
+def _skeleton(tree: Any) -> Any:
+    return map_tensors(lambda tensor: None, tree)
 
 
 def call(module: nn.Module | Callable[..., Any], inputs: Any) -> Any:

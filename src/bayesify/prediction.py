@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bayesify._math import entropy
 
-__all__ = ["ClassificationPrediction", "Prediction", "RegressionPrediction"]
+__all__ = ["ClassificationPrediction", "FeaturePrediction", "Prediction", "RegressionPrediction"]
 
 SCORES = ("total", "aleatoric", "epistemic", "variation_ratio", "model_variance", "max_probability")
 
@@ -65,7 +65,7 @@ class Prediction:
 
     @property
     def scores(self) -> tuple[str, ...]:
-        """Return the names of the scores that this prediction has."""
+        """Return the names of the scores that this prediction has; each kind of prediction says its own."""
         raise NotImplementedError
 
     def _fields(self) -> list[tuple[str, Tensor]]:
@@ -183,3 +183,28 @@ class RegressionPrediction(Prediction):
     def scores(self) -> tuple[str, ...]:
         """Return the names of the scores."""
         return ("total", "aleatoric", "epistemic")
+
+
+@dataclass(frozen=True, repr=False)
+class FeaturePrediction(Prediction):
+    """What the draws compute before their last layer.
+
+    Attributes:
+        features: Mean over the draws, (B, ..., D).
+        variance: Variance over the draws, (B, ..., D).
+        samples: The draws' features (S, B, ..., D), if they were asked for.
+    """
+
+    features: Tensor
+    variance: Tensor
+    samples: Tensor | None = None
+
+    @property
+    def epistemic(self) -> Tensor:
+        """How much the draws disagree: the variances' sum over features, (B, ...)."""
+        return self.variance.sum(-1)
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """Return the names of the scores."""
+        return ("epistemic",)

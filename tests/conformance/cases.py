@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
-from bayesify import ABNN, IBNN, MAP, SWAG, DeepEnsemble, MCDropout, Method, Posterior
+from bayesify import ABNN, IBNN, MAP, SWAG, BayesAdapter, DeepEnsemble, MCDropout, Method, Posterior
 
 CLASSES = 3
 
@@ -26,6 +26,7 @@ class Case:
         random: Whether draws differ at all.
         mean: Whether there is a mean network.
         any_draws: Whether any number of draws can be had.
+        prior: Whether a prior acts on parameters that no output depends on.
     """
 
     noisy: Method
@@ -33,6 +34,7 @@ class Case:
     random: bool = True
     mean: bool = True
     any_draws: bool = True
+    prior: bool = False
 
     @property
     def name(self) -> str:
@@ -57,6 +59,11 @@ CASES = (
         ABNN(members=2, samples=2, alpha=0.5, epochs=2, lr=0.1),
         ABNN(members=2, samples=2, alpha=0.0, eta=0.0),
         mean=False,
+    ),
+    Case(
+        BayesAdapter(start_std=(0.05, 0.1), epochs=2, weight_decay=0.01),
+        BayesAdapter(start_std=(0.0, 0.0)),
+        prior=True,
     ),
     Case(
         IBNN(components=2, samples=2, epochs=2, start_std=(0.3, 0.1), weights="joint", latent_lr=0.1),

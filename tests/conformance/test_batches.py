@@ -114,5 +114,5 @@ def test_a_parameter_without_gradient_trains_and_stays(case: Case):
     assert any(not torch.equal(before[name], after[name]) for name in trained)
     for name in before:
         if name.endswith("unused.weight") and not name.startswith(("square", "deviations")):
-            # Weight decay acts on gradients, so a parameter that never gets one stays where it is.
-            assert torch.equal(before[name], after[name]), name
+            # Weight decay acts on gradients, so a parameter that never gets one stays where it is; a prior moves it.
+            assert torch.equal(before[name], after[name]) != case.prior, name

@@ -402,7 +402,7 @@ def test_members_trained_apart_are_joined(network, tmp_path):
 
 
 def test_a_network_without_norms_is_told_what_works():
-    with pytest.raises(ValueError, match=r"needs normalisation layers.*MCDropout.*SWAG or DeepEnsemble"):
+    with pytest.raises(ValueError, match=r"needs normalisation layers.*BayesAdapter, MCDropout.*SWAG or DeepEnsemble"):
         convert(nn.Sequential(nn.Linear(4, 3)), ABNN())
 
 
@@ -422,7 +422,7 @@ def test_other_types_are_named_and_can_be_registered():
     network = nn.Sequential(OtherNorm(), nn.LayerNorm(5))
     reasons = {row.name: row.reason for row in convert(network, ABNN()).conversion.rows}
     assert reasons["0"] == "OtherNorm is not registered; if it normalises, add it with ABNN.register_type"
-    assert reasons["1"] == "noise with alpha=0.1 per sample-channel"
+    assert reasons["1"] == "noise with alpha=0.05 per sample-channel"
     ABNN.register_type(OtherNorm, channel_dim=1)
     try:
         posterior = convert(nn.Sequential(network[0]).double(), ABNN(members=1))

@@ -13,6 +13,7 @@ from bayesify.data.cifar import (
     read_cifar10_file,
 )
 from bayesify.data.digits import photo_patches, read_digits
+from bayesify.data.fakes import ForeignImages, blur, jpeg, mix, noise_in_ball, shuffle_patches
 from bayesify.data.files import File, data_root, download, locate
 from bayesify.data.folder import ImageFolder
 from bayesify.data.idx import read_idx, read_idx_split
@@ -33,18 +34,23 @@ __all__ = [
     "CIFAR10_CLASSES",
     "SPLITS",
     "File",
+    "ForeignImages",
     "ImageFolder",
     "Scale",
     "Split",
     "Standardised",
     "TextSplit",
+    "blur",
     "data_root",
     "download",
     "gaussian_like",
     "gaussian_noise",
     "hold_out",
+    "jpeg",
     "load",
     "locate",
+    "mix",
+    "noise_in_ball",
     "photo_patches",
     "read_cifar10",
     "read_cifar10_archive",
@@ -58,6 +64,7 @@ __all__ = [
     "read_uci",
     "rotate",
     "salt_and_pepper",
+    "shuffle_patches",
     "standardise",
     "to_scale",
     "uniform_like",

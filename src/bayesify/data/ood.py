@@ -37,7 +37,7 @@ def gaussian_like(x: Tensor, *, generator: torch.Generator | int) -> Tensor:
     _check_batch(x)
     others = [d for d in range(x.ndim) if d != 1]
     std, mean = torch.std_mean(x, others, correction=0, keepdim=True)
-    return mean + std * _draw(torch.randn, x, x.shape, generator)
+    return mean + std * draw(torch.randn, x, x.shape, generator)
 
 
 def uniform_like(x: Tensor, *, generator: torch.Generator | int) -> Tensor:
@@ -49,7 +49,7 @@ def uniform_like(x: Tensor, *, generator: torch.Generator | int) -> Tensor:
     """
     _check_batch(x)
     low, high = x.aminmax()
-    return low + (high - low) * _draw(torch.rand, x, x.shape, generator)
+    return low + (high - low) * draw(torch.rand, x, x.shape, generator)
 
 
 def gaussian_noise(x: Tensor, level: float, *, generator: torch.Generator | int, scale: Range = (0.0, 1.0)) -> Tensor:
@@ -64,10 +64,10 @@ def gaussian_noise(x: Tensor, level: float, *, generator: torch.Generator | int,
     >>> gaussian_noise(torch.full((1, 2), 0.5), 0.0, generator=0)
     tensor([[0.5000, 0.5000]])
     """
-    _check_scale(x, scale)
+    check_scale(x, scale)
     if not 0 <= level < math.inf:
         raise ValueError(f"the level is a standard deviation of at least 0, not {level}")
-    noise = _draw(torch.randn, x, x.shape, generator)
+    noise = draw(torch.randn, x, x.shape, generator)
     return (x + level * (scale[1] - scale[0]) * noise).clamp(*scale)
 
 
@@ -83,13 +83,13 @@ def salt_and_pepper(x: Tensor, level: float, *, generator: torch.Generator | int
     >>> salt_and_pepper(torch.full((1, 3, 2, 2), 0.5), 1.0, generator=0).unique()
     tensor([0., 1.])
     """
-    _check_images(x)
-    _check_scale(x, scale)
+    check_images(x)
+    check_scale(x, scale)
     if not 0 <= level <= 1:
         raise ValueError(f"the level is a share from 0 to 1, not {level}")
-    draw = _draw(torch.rand, x, torch.Size((len(x), 1, *x.shape[2:])), generator)
+    chance = draw(torch.rand, x, torch.Size((len(x), 1, *x.shape[2:])), generator)
     low, high = scale
-    return torch.where(draw < level / 2, low, torch.where(draw < level, high, x))
+    return torch.where(chance < level / 2, low, torch.where(chance < level, high, x))
 
 
 def rotate(x: Tensor, degrees: float | Tensor) -> Tensor:
@@ -103,7 +103,7 @@ def rotate(x: Tensor, degrees: float | Tensor) -> Tensor:
     tensor([[[[2., 4.],
               [1., 3.]]]])
     """
-    _check_images(x)
+    check_images(x)
     angles = torch.as_tensor(degrees, dtype=x.dtype, device=x.device).deg2rad()
     if angles.ndim > 1 or (angles.ndim == 1 and len(angles) != len(x)):
         raise ValueError(f"give one angle or {len(x)}, not a tensor {tuple(angles.shape)}")
@@ -136,11 +136,12 @@ def to_scale(x: Tensor, low: float, high: float, *, source: Range | None = None)
     return low + (wide - source[0]) * ((high - low) / (source[1] - source[0]))
 
 
-def _draw(kind: Callable[..., Tensor], x: Tensor, shape: torch.Size, generator: torch.Generator | int) -> Tensor:
+def draw(kind: Callable[..., Tensor], x: Tensor, shape: torch.Size, generator: torch.Generator | int | None) -> Tensor:
+    """Draw numbers on the generator's device and move them to that of ``x``; None is torch's global generator."""
     if isinstance(generator, int):
         generator = torch.Generator().manual_seed(generator)
-    draw = kind(shape, generator=generator, dtype=x.dtype, device=generator.device)
-    return draw.to(x.device)
+    device = torch.device("cpu") if generator is None else generator.device
+    return kind(shape, generator=generator, dtype=x.dtype, device=device).to(x.device)
 
 
 def _check_batch(x: Tensor) -> None:
@@ -151,13 +152,15 @@ def _check_batch(x: Tensor) -> None:
         )
 
 
-def _check_images(x: Tensor) -> None:
+def check_images(x: Tensor) -> None:
+    """Raise, with a sentence, for anything but a batch of images."""
     _check_batch(x)
     if x.ndim != 4:
         raise ValueError(f"expected images (N, C, H, W), got {tuple(x.shape)}")
 
 
-def _check_scale(x: Tensor, scale: Range) -> None:
+def check_scale(x: Tensor, scale: Range) -> None:
+    """Raise, with a sentence, for values outside a scale."""
     _check_batch(x)
     low, high = (float(v) for v in x.aminmax())
     # `not (...)` also refuses NaN. The slack is for rounding of normalised inputs.

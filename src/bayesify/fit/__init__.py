@@ -16,6 +16,7 @@ from bayesify.fit._history import EpochRecord, History
 from bayesify.fit._random import global_generators_kept
 from bayesify.fit._run import Run, length
 from bayesify.likelihoods import Likelihood
+from bayesify.methods import UncertaintyRegulariser
 from bayesify.posteriors import Posterior, require_posterior
 
 __all__ = ["EpochRecord", "History", "NonFiniteError", "fit"]
@@ -28,6 +29,8 @@ def fit(
     likelihood: str | Likelihood | None = None,
     epochs: int | None = None,
     val_loader: Iterable[Any] | None = None,
+    ood_loader: Iterable[Any] | None = None,
+    regulariser: UncertaintyRegulariser | None = None,
     patience: int | None = None,
     num_data: int | None = None,
     optimiser: Callable[[list[dict[str, Any]]], Optimizer] | None = None,
@@ -52,6 +55,9 @@ def fit(
         likelihood: What the outputs mean; None keeps the posterior's.
         epochs: For each stage; None takes the method's.
         val_loader: Batches for the validation NLL after each epoch.
+        ood_loader: Batches of foreign inputs (targets are not looked at), on which the posterior is to be uncertain;
+            each step takes one, and the loader begins again when it ends.
+        regulariser: How that is asked for; None takes `UncertaintyRegulariser()`.
         patience: Stop a stage after this many epochs without a better validation NLL, and take the best weights.
         num_data: The size of the training set; None takes `len(loader.dataset)`.
         optimiser: A function of parameter groups that returns an optimiser; None takes the method's.
@@ -71,9 +77,10 @@ def fit(
     Example:
         >>> import torch
         >>> from bayesify import MAP, convert, fit
-        >>> data = torch.utils.data.TensorDataset(torch.randn(32, 4), torch.randint(3, (32,)))
+        >>> inputs = torch.randn(32, 4)
+        >>> data = torch.utils.data.TensorDataset(inputs, inputs[:, :3].argmax(1))
         >>> loader = torch.utils.data.DataLoader(data, batch_size=8)
-        >>> history = fit(convert(torch.nn.Linear(4, 3), MAP()), loader, epochs=2, progress=False)
+        >>> history = fit(convert(torch.nn.Linear(4, 3), MAP(lr=0.1)), loader, epochs=2, progress=False)
         >>> len(history.epochs)
         2
     """
@@ -95,9 +102,15 @@ def fit(
         raise ValueError(f"clip_norm must be greater than 0, but it is {clip_norm}.")
     if patience is not None and val_loader is None:
         raise ValueError("patience needs a val_loader: early stopping looks at the validation NLL.")
+    if regulariser is not None and ood_loader is None:
+        raise ValueError("The regulariser needs foreign inputs: pass an ood_loader.")
+    if ood_loader is not None:
+        _check_loader(ood_loader)
     run = Run(
         posterior=posterior,
         loader=loader,
+        ood_loader=ood_loader,
+        regulariser=regulariser,
         val_loader=val_loader,
         epochs=epochs,
         patience=patience,

@@ -29,8 +29,8 @@ class _Loss(nn.Module):
         super().__init__()
         self.posterior = posterior
 
-    def forward(self, batch: Any, num_data: int) -> dict[str, Tensor]:
-        return self.posterior.loss(batch, num_data=num_data)
+    def forward(self, batch: Any, num_data: int, **options: Any) -> dict[str, Tensor]:
+        return self.posterior.loss(batch, num_data=num_data, **options)
 
 
 class Engine:
@@ -63,10 +63,12 @@ class Engine:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
 
-    def loss(self, batch: Any, num_data: int) -> LossTerms:
-        """Return the loss of a batch."""
+    def loss(self, batch: Any, num_data: int, *, foreign: Any = None, **options: Any) -> LossTerms:
+        """Return the loss of a batch, and of foreign inputs if there are any."""
+        if foreign is not None:
+            options["foreign"] = to_device(foreign, self.device)
         with self.autocast():
-            return LossTerms(self.module(to_device(batch, self.device), num_data))
+            return LossTerms(self.module(to_device(batch, self.device), num_data, **options))
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate gradients."""

@@ -13,13 +13,15 @@ from typing import Any
 from torch.optim import Optimizer
 
 from bayesify._progress import bar
+from bayesify._tree import inputs_of
 from bayesify.fit._checkpoint import Checkpoint, Progress
 from bayesify.fit._engine import Engine
 from bayesify.fit._health import accuracy, check_finite, validation_nll, warn_if_worse
 from bayesify.fit._history import EpochRecord, History
 from bayesify.fit._log import Log, open_log
+from bayesify.fit._paired import Paired
 from bayesify.fit._random import generators, random_state, restore_random_state, seed_all
-from bayesify.methods import Stage
+from bayesify.methods import Stage, UncertaintyRegulariser
 from bayesify.posteriors import LossTerms, Posterior
 
 __all__ = ["Run", "length"]
@@ -31,6 +33,8 @@ class Run:
 
     posterior: Posterior
     loader: Iterable[Any]
+    ood_loader: Iterable[Any] | None
+    regulariser: UncertaintyRegulariser | None
     val_loader: Iterable[Any] | None
     epochs: int
     patience: int | None
@@ -69,6 +73,12 @@ class Run:
             "processes": self.engine.processes,
             "generators": len(generators(self.loader)),
         }
+        if self.ood_loader is not None:
+            settings["ood"] = {
+                "batches": length(self.ood_loader),
+                "regulariser": asdict(self.regulariser or UncertaintyRegulariser()),
+                "generators": len(generators(self.ood_loader)),
+            }
         self.checkpoint = Checkpoint(self.checkpoint_folder, settings)
 
     # -- the run --------------------------------------------------------------------------------------------
@@ -99,11 +109,13 @@ class Run:
 
     def _all_epochs(self, stages: list[Stage], saved: dict[str, Any] | None) -> None:
         self._seed(0, -1, shared=True)  # Accelerate may seed the order of the data now
-        with self.engine.sharded(self.loader) as shard:
+        with self.engine.sharded(self.loader) as shard, self._foreign_shard() as foreign:
             self.batches = length(shard)
+            if foreign is not None:
+                shard = Paired(shard, foreign)
             self.steps_per_epoch = -(-self.batches // self.accumulate)
             if saved is not None:
-                restore_random_state(saved["random"][self.engine.rank]["now"], self.loader)
+                restore_random_state(saved["random"][self.engine.rank]["now"], *self._loaders)
             for index in range(self.progress.stage, len(stages)):
                 with stages[index].context():
                     self._stage(index, stages[index], shard, saved)
@@ -116,6 +128,7 @@ class Run:
         if not any(parameter.requires_grad for group in stage.groups for parameter in group["params"]):
             raise ValueError(f"There is nothing to train in {stage.name}: every parameter is frozen.")
         optimiser = self.make_optimiser(stage.groups)
+        self.method.prepare_optimiser(self.posterior, optimiser, self.num_data)
         schedule = self.method.make_schedule(optimiser, self.epochs * self.steps_per_epoch)
         kind = type(optimiser).__name__
         optimiser = self.engine.prepare(optimiser)
@@ -165,16 +178,16 @@ class Run:
         if saved is None:
             self.sums, state.step, state.seconds = {}, 0, 0.0
             self._seed(state.stage, state.epoch)
-            self.epoch_random = random_state(self.loader)
+            self.epoch_random = random_state(*self._loaders)
         else:
             self.sums = dict(state.sums)
             self.epoch_random = saved["random"][self.engine.rank]["epoch"]
-            restore_random_state(self.epoch_random, self.loader)
+            restore_random_state(self.epoch_random, *self._loaders)
         batches = iter(loader)
         for _ in range(state.step):  # the same order of data as before, without the steps that were done
             next(batches)
         if saved is not None:
-            restore_random_state(saved["random"][self.engine.rank]["now"], self.loader)
+            restore_random_state(saved["random"][self.engine.rank]["now"], *self._loaders)
         label = f"{stage.name} epoch {state.epoch + 1}/{self.epochs}"
         shown = bar(batches, label, shown=self.shown, total=self.batches, initial=state.step)
         optimiser.zero_grad(set_to_none=True)
@@ -209,11 +222,12 @@ class Run:
         if state.step > total - total % self.accumulate:
             group = total % self.accumulate
         with nullcontext() if steps else self.engine.accumulating():
-            terms = self.engine.loss(batch, self.num_data)
+            terms = self._loss(batch)
             self.engine.backward(terms.total / group)
         detached = LossTerms({name: value.detach().double() for name, value in terms.items()})
         if self._may_look():
-            check_finite(detached, self.posterior, batch, stage.name, state.step)
+            own = batch if self.ood_loader is None else batch[0]
+            check_finite(detached, self.posterior, own, stage.name, state.step)
         for name, value in [*detached.items(), ("total", detached.total)]:
             self.sums[name] = self.sums.get(name, 0.0) + value
         if steps:
@@ -223,6 +237,24 @@ class Run:
             done = state.epoch * self.steps_per_epoch + -(-state.step // self.accumulate)
             self.method.after_step(self.posterior, done, self.epochs * self.steps_per_epoch, self.steps_per_epoch)
         return steps
+
+    def _loss(self, batch: Any) -> LossTerms:
+        if self.ood_loader is None:
+            return self.engine.loss(batch, self.num_data)
+        own, foreign = batch
+        return self.engine.loss(own, self.num_data, foreign=inputs_of(foreign), regulariser=self.regulariser)
+
+    @contextmanager
+    def _foreign_shard(self) -> Iterator[Iterable[Any] | None]:
+        if self.ood_loader is None:
+            yield None
+            return
+        with self.engine.sharded(self.ood_loader) as shard:
+            yield shard
+
+    @property
+    def _loaders(self) -> tuple[Iterable[Any] | None, ...]:
+        return (self.loader, self.ood_loader)
 
     def _may_look(self) -> bool:
         """Whether to read numbers now: always on a CPU; on other devices, where that waits, now and then."""
@@ -298,7 +330,7 @@ class Run:
     def _save(self, optimiser: Optimizer | None, schedule: Any) -> None:
         if self.checkpoint.folder is None:
             return
-        random = self.engine.gather({"now": random_state(self.loader), "epoch": self.epoch_random})
+        random = self.engine.gather({"now": random_state(*self._loaders), "epoch": self.epoch_random})
         self.progress.sums = {name: float(value) for name, value in self.sums.items()}
         if self.engine.rank == 0:
             parts = {

@@ -61,6 +61,11 @@ class Likelihood(nn.Module, ABC):
         stream.add(outputs)
         return stream.result()
 
+    def log_probs(self, outputs: Tensor) -> Tensor:
+        """Return ln p of every class for outputs of draws (S, B, ...), classes last; differentiable."""
+        del outputs
+        raise ValueError(f"{type(self).__name__} has no classes, so there is no mutual information of draws.")
+
     def weight(self, target: Tensor) -> Tensor | None:
         """Return a mask of the positions that count, (B, ...), or None when all do."""
         del target

@@ -35,6 +35,10 @@ class Bernoulli(Likelihood):
         logits = at_least_float32(_squeeze(output, target.ndim))
         return -functional.binary_cross_entropy_with_logits(logits, target.to(logits.dtype), reduction="none")
 
+    def log_probs(self, outputs: Tensor) -> Tensor:
+        """Return ln p of no and yes for draws' logits (S, B, ...), (S, B, ..., 2)."""
+        return functional.log_softmax(at_least_float32(_pairs(outputs, lead=2)), dim=-1)
+
     def correct(self, output: Tensor, target: Tensor) -> Tensor:
         """Return where the more probable answer is the target."""
         return (_squeeze(output, target.ndim) > 0) == (target > 0.5)

@@ -65,6 +65,10 @@ class Categorical(Likelihood):
         picked = log_probs.gather(-1, target.long().where(counted, 0)[..., None])[..., 0]
         return picked.where(counted, 0)
 
+    def log_probs(self, outputs: Tensor) -> Tensor:
+        """Return ln softmax of draws' logits (S, B, ...), (S, B, ..., C)."""
+        return functional.log_softmax(self.classes_last(outputs, lead=2), dim=-1)
+
     def weight(self, target: Tensor) -> Tensor:
         """Return which positions count."""
         return self._counted(target).float()

@@ -15,6 +15,7 @@ from bayesify.measure.calibration import (
 )
 from bayesify.measure.classification import accuracy, brier, nll
 from bayesify.measure.detection import aupr, auroc, average_precision, fpr_at_tpr
+from bayesify.measure.draws import DrawsCurve, draws_curve
 from bayesify.measure.regression import (
     crps_gaussian,
     crps_samples,
@@ -38,10 +39,13 @@ from bayesify.measure.uncertainty import (
     mutual_information,
     variation_ratio,
 )
+from bayesify.measure.verification import Verification, cosine_scores, verification_accuracy
 
 __all__ = [
+    "DrawsCurve",
     "Reliability",
     "RiskCoverage",
+    "Verification",
     "accuracy",
     "accuracy_after_rejection",
     "accuracy_by_bucket",
@@ -52,9 +56,11 @@ __all__ = [
     "average_precision",
     "brier",
     "classwise_ece",
+    "cosine_scores",
     "coverage_at_risk",
     "crps_gaussian",
     "crps_samples",
+    "draws_curve",
     "ece",
     "entropy",
     "expected_entropy",
@@ -69,4 +75,5 @@ __all__ = [
     "risk_coverage",
     "rmse",
     "variation_ratio",
+    "verification_accuracy",
 ]

@@ -30,7 +30,7 @@ from bayesify.posteriors import (
 
 __all__ = ["ABNN"]
 
-_OTHERS = "MCDropout(p=0.1, insert_before='linear'), SWAG or DeepEnsemble"
+_OTHERS = "BayesAdapter, MCDropout(p=0.1, insert_before='linear'), SWAG or DeepEnsemble"
 
 
 @register
@@ -66,7 +66,7 @@ class ABNN(Method):
 
     members: int = 3
     samples: int = 3
-    alpha: float = 0.1
+    alpha: float = 0.05
     noise: NoiseShape = "sample-channel"
     train: Literal["norm", "all"] = "norm"
     statistics: Literal["frozen", "updated"] = "frozen"

@@ -59,6 +59,7 @@ class Method(ABC):
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
+    trains_draws: ClassVar[bool] = True  # whether the pass that is trained is random
 
     epochs: int = 0
     lr: float = 0.01
@@ -96,6 +97,11 @@ class Method(ABC):
         if self.optimiser == "adam":
             return torch.optim.AdamW(groups, lr=self.lr, weight_decay=self.weight_decay)
         return torch.optim.SGD(groups, lr=self.lr, momentum=0.9, nesterov=True, weight_decay=self.weight_decay)
+
+    def prepare_optimiser(  # noqa: B027
+        self, posterior: Posterior, optimiser: Optimizer, num_data: int
+    ) -> None:
+        """Look at a stage's optimiser, the method's own or the caller's, before its first step."""
 
     def make_schedule(self, optimiser: Optimizer, total_steps: int) -> LambdaLR:
         """Return the schedule of a stage's learning rates, advanced once per optimiser step."""

@@ -35,6 +35,7 @@ class DeepEnsemble(Method):
     """
 
     name = "deep-ensemble"
+    trains_draws = False
 
     members: int = 5
     start: Literal["reset", "perturbed", "network"] = "reset"

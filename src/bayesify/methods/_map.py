@@ -23,6 +23,7 @@ class MAP(Method):
     """
 
     name = "map"
+    trains_draws = False
 
     def build(self, network: nn.Module, selection: Selection) -> PointPosterior:
         """Wrap the network."""

@@ -34,6 +34,7 @@ class SWAG(Method):
     """
 
     name = "swag"
+    trains_draws = False
 
     rank: int = 20
     scale: float = 1.0

@@ -2,6 +2,7 @@
 
 from bayesify.posteriors._base import Draw, LossTerms, Posterior, ShapeError, require_posterior
 from bayesify.posteriors._dropout import AlphaDropoutNoise, DropoutNoise, NoisePosterior
+from bayesify.posteriors._gaussian import GaussianPosterior, NoiseKind
 from bayesify.posteriors._inputs import InputMixturePosterior, register_layer
 from bayesify.posteriors._members import MembersPosterior
 from bayesify.posteriors._noise import Key, Noise
@@ -15,11 +16,13 @@ __all__ = [
     "AlphaDropoutNoise",
     "Draw",
     "DropoutNoise",
+    "GaussianPosterior",
     "InputMixturePosterior",
     "Key",
     "LossTerms",
     "MembersPosterior",
     "Noise",
+    "NoiseKind",
     "NoisePosterior",
     "NoiseShape",
     "NormKind",

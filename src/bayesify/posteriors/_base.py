@@ -13,11 +13,12 @@ from bayesify._tree import batch_rows, call, repeat_rows, split_batch
 from bayesify.likelihoods import Likelihood, as_likelihood
 from bayesify.posteriors._batch_dims import learn_batch_dims
 from bayesify.posteriors._noise import Key, Noise, ShapeError
+from bayesify.posteriors._statistics import statistics_apart
 from bayesify.posteriors._swap import find_slots, swapped
 
 if TYPE_CHECKING:
     from bayesify.convert import Conversion
-    from bayesify.methods import Method
+    from bayesify.methods import Method, UncertaintyRegulariser
 
 __all__ = ["Draw", "LossTerms", "Posterior", "ShapeError", "require_posterior"]
 
@@ -75,12 +76,13 @@ class Posterior(nn.Module):
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         tensors = self.tensors()
-        if not tensors:
-            return self.network(*args, **kwargs)
-        if self.noise.slots.keys() != tensors.keys():
-            self.noise.slots = find_slots(self.network, tensors)
-        with swapped(self.noise.slots, tensors):
-            return self.network(*args, **kwargs)
+        with statistics_apart(self.network, self.noise.foreign, self.noise.rows):
+            if not tensors:
+                return self.network(*args, **kwargs)
+            if self.noise.slots.keys() != tensors.keys():
+                self.noise.slots = find_slots(self.network, tensors)
+            with swapped(self.noise.slots, tensors):
+                return self.network(*args, **kwargs)
 
     def _learn_batch_dims(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         noise = self.noise
@@ -192,6 +194,11 @@ class Posterior(nn.Module):
         """Whether several draws can be evaluated together as one larger batch."""
         return False
 
+    def independent_rows(self, inputs: Any) -> bool:
+        """Return whether a fresh pass on such inputs draws for each row: copies of a row then are several draws."""
+        del inputs
+        return False
+
     def sites(self) -> set[nn.Module]:
         """Return the modules at which randomness enters; what ran before them is the same for every draw."""
         return {self.network}
@@ -201,13 +208,23 @@ class Posterior(nn.Module):
     def make_room(self, tensors: Mapping[str, Tensor]) -> None:
         """Give tensors whose shape only training decides the shape they have in a state that will be loaded."""
 
-    def loss(self, batch: Any, *, num_data: int, likelihood: str | Likelihood | None = None) -> LossTerms:
+    def loss(
+        self,
+        batch: Any,
+        *,
+        num_data: int,
+        likelihood: str | Likelihood | None = None,
+        foreign: Any = None,
+        regulariser: UncertaintyRegulariser | None = None,
+    ) -> LossTerms:
         """Return the loss of a batch, term by term, in mean nats per example.
 
         Args:
             batch: `(inputs, targets)`, or a mapping with a target key.
             num_data: The size n of the training set; terms that belong to the whole set are divided by it.
             likelihood: Sets the posterior's likelihood if given.
+            foreign: Inputs, without targets, on which the posterior is to be uncertain.
+            regulariser: How that is asked for; None takes `UncertaintyRegulariser()`.
 
         Returns:
             The terms by name, with their sum as `.total`.
@@ -217,7 +234,12 @@ class Posterior(nn.Module):
         if likelihood is not None:
             self.set_likelihood(likelihood)
         inputs, targets = split_batch(batch)
-        return self.method.objective(self, inputs, targets, num_data)
+        if foreign is None:
+            return self.method.objective(self, inputs, targets, num_data)
+        from bayesify.methods import UncertaintyRegulariser
+
+        regulariser = regulariser or UncertaintyRegulariser()
+        return regulariser.objective(self, inputs, targets, foreign, num_data)
 
     def set_likelihood(self, likelihood: str | Likelihood) -> None:
         """Say what the outputs mean; a likelihood with parameters must be set before the optimiser is made."""

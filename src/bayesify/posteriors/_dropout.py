@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -30,6 +30,11 @@ class NoisePosterior(Posterior):
     def folds(self) -> bool:
         """Whether draws can share a batch."""
         return draws_fold(self.network, self.noise)
+
+    def independent_rows(self, inputs: Any) -> bool:
+        """Return True: fresh noise is drawn for each row."""
+        del inputs
+        return True
 
     def sites(self) -> set[nn.Module]:
         """Return the noisy layers."""

@@ -84,6 +84,7 @@ class Noise:
         self.silent = False
         self.keys: tuple[Key, ...] = ()
         self.member: int | None = None
+        self.foreign = 0  # how many of the last rows are foreign inputs, which must not enter statistics
         self.assigned: Tensor | None = None  # the component of each row of a fresh pass, where there are components
         self.fired = False
         self._rows = 0
@@ -126,6 +127,16 @@ class Noise:
                 yield
             finally:
                 self.member = before
+
+    @contextmanager
+    def foreign_rows(self, count: int) -> Iterator[None]:
+        """Mark the last rows of the passes inside as foreign."""
+        with self.lock:
+            before, self.foreign = self.foreign, count
+            try:
+                yield
+            finally:
+                self.foreign = before
 
     @contextmanager
     def one_pass(self, rows: int, *, folded: bool = False) -> Iterator[None]:

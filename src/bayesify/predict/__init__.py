@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Literal
 
 import numpy as np
@@ -12,8 +13,10 @@ from torch.utils.data import Dataset
 
 from bayesify._modes import evaluation_mode
 from bayesify._progress import bar
-from bayesify._tree import TARGET_KEYS, batch_rows, slice_rows, split_batch, to_device
+from bayesify._tree import batch_rows, inputs_of, slice_rows, to_device
+from bayesify.likelihoods import Stream
 from bayesify.posteriors import Key, Posterior, require_posterior
+from bayesify.predict._features import FeatureStream, check_output, features_read
 from bayesify.predict._layout import layout_of
 from bayesify.predict._sampling import add_draws
 from bayesify.prediction import Prediction
@@ -30,6 +33,7 @@ def predict(
     seed: int | None = None,
     chunk_size: int | None = None,
     keep_samples: bool = False,
+    output: str = "prediction",
     progress: bool = False,
 ) -> Prediction:
     """Predict, with uncertainty.
@@ -47,6 +51,8 @@ def predict(
         seed: None takes one from torch's global generator.
         chunk_size: The largest number of examples in one pass; None chooses by the device.
         keep_samples: Whether to keep the draws' own predictions, (S, B, ...).
+        output: "prediction"; or "features", the average over draws of what the network computes before its last
+            linear layer, as a `FeaturePrediction`; or "features:<module>", of that module's input.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -67,6 +73,7 @@ def predict(
         raise TypeError("predict takes a tensor or a loader, not a data set: wrap it in a torch.utils.data.DataLoader.")
     if how not in ("sampling", "mean"):
         raise ValueError(f"how must be 'sampling' or 'mean', but it is {how!r}.")
+    check_output(output)
     if chunk_size is not None and chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1, but it is {chunk_size}.")
     if seed is None:
@@ -77,39 +84,39 @@ def predict(
     batches = [inputs] if direct else bar(inputs, "predict", shown=progress)
     parts = []
     for batch in batches:
-        batch = to_device(batch if direct else _inputs_of(batch), device)
+        batch = to_device(batch if direct else inputs_of(batch), device)
         count = batch_rows(batch)
         # The lock keeps other threads from seeing, and from ending, this evaluation mode.
         with torch.inference_mode(False), torch.no_grad(), posterior.noise.lock, evaluation_mode(posterior):
             rows = chunk_size or (layout_of(posterior, batch, keys).rows if count else 1)
             for start in bar(range(0, count, rows), "predict", shown=progress and direct):
                 part = slice_rows(batch, start, min(start + rows, count)) if count > rows else batch
-                prediction = _predict_chunk(posterior, part, keys if how == "sampling" else None, keep_samples)
+                prediction = _predict_chunk(posterior, part, keys, how, keep_samples, output)
                 parts.append(prediction if direct else prediction.cpu())
     if not parts:
         raise ValueError("There is nothing to predict: the inputs are empty. Check the loader or the tensor.")
     return Prediction.join(parts)
 
 
-def _predict_chunk(posterior: Posterior, inputs: Any, keys: Sequence[Key] | None, keep_samples: bool) -> Prediction:
-    stream = posterior.likelihood.stream(keep_samples=keep_samples)
-    if keys is None:
-        with posterior.mean():
-            stream.add(posterior.outputs(inputs)[None])
-    else:
-        add_draws(posterior, inputs, keys, stream)
-    return stream.result()
+def _predict_chunk(
+    posterior: Posterior, inputs: Any, keys: Sequence[Key], how: str, keep_samples: bool, output: str
+) -> Prediction:
+    with ExitStack() as stack:
+        stream: Stream
+        if output == "prediction":
+            stream = posterior.likelihood.stream(keep_samples=keep_samples)
+        else:
+            features = stack.enter_context(features_read(posterior, output, inputs, keys[0]))
+            stream = FeatureStream(features, keep_samples)
+        if how == "mean":
+            with posterior.mean():
+                stream.add(posterior.outputs(inputs)[None])
+        else:
+            add_draws(posterior, inputs, keys, stream)
+        return stream.result()
 
 
 def posterior_device(posterior: Posterior) -> torch.device:
     """Return the device of a posterior's parameters."""
     tensor = next(posterior.parameters(), None)
     return torch.device("cpu") if tensor is None else tensor.device
-
-
-def _inputs_of(batch: Any) -> Any:
-    if isinstance(batch, Mapping):
-        return {key: value for key, value in batch.items() if key not in TARGET_KEYS}
-    if isinstance(batch, list | tuple):
-        return batch[0] if len(batch) == 1 else split_batch(batch)[0]
-    return batch

@@ -1,0 +1,74 @@
+"""Batch normalisation that foreign rows of a batch do not reach."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bayesify.posteriors._forward import patched_forward
+
+__all__ = ["normalise_apart", "statistics_apart"]
+
+
+Normalise = Callable[[slice, Tensor | None, Tensor | None, bool, float], Tensor]
+
+
+def normalise_apart(layer: Any, x: Tensor, foreign: int, normalise: Normalise) -> Tensor:
+    """Normalise by the batch's statistics, but its last `foreign` rows by the running ones.
+
+    Foreign rows are so normalised as they are in prediction, and leave the running statistics alone. Without any, or in
+    evaluation mode, the statistics are those that `layer.forward` takes and updates.
+
+    Args:
+        layer: A batch normalisation.
+        x: Its input.
+        foreign: How many of the last rows are foreign.
+        normalise: `normalise(rows, running_mean, running_var, training, momentum)` for a part of the rows.
+    """
+    training = layer.training or (layer.running_mean is None and layer.running_var is None)
+    momentum = 0.0 if layer.momentum is None else layer.momentum
+    if layer.training and layer.track_running_stats and layer.num_batches_tracked is not None and foreign < len(x):
+        layer.num_batches_tracked.add_(1)
+        if layer.momentum is None:
+            momentum = 1.0 / float(layer.num_batches_tracked)
+    tracked = not layer.training or layer.track_running_stats
+    mean, var = (layer.running_mean, layer.running_var) if tracked else (None, None)
+    everything = slice(0, len(x))
+    if not foreign or not training or layer.running_mean is None:
+        return normalise(everything, mean, var, training, momentum)
+    if foreign == len(x):
+        return normalise(everything, mean, var, False, 0.0)
+    own = normalise(slice(0, len(x) - foreign), mean, var, True, momentum)
+    # Copies, since the next pass updates the statistics in place before this one's gradients are taken.
+    fixed = layer.running_mean.clone(), layer.running_var.clone()
+    return torch.cat([own, normalise(slice(len(x) - foreign, len(x)), *fixed, False, 0.0)])
+
+
+@contextmanager
+def statistics_apart(network: nn.Module, foreign: int, rows: int) -> Iterator[None]:
+    """Let batch normalisation learn nothing from the last `foreign` of `rows` examples, for a while."""
+    if not foreign:
+        yield
+        return
+    norms = [
+        module
+        for module in network.modules()
+        if type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d) and "forward" not in module.__dict__
+    ]
+    with patched_forward({norm: partial(_forward, norm, foreign, rows) for norm in norms}):
+        yield
+
+
+def _forward(norm: Any, foreign: int, rows: int, input: Tensor) -> Tensor:
+    norm._check_input_dim(input)
+
+    def normalise(part: slice, mean: Tensor | None, var: Tensor | None, training: bool, momentum: float) -> Tensor:
+        return functional.batch_norm(input[part], mean, var, norm.weight, norm.bias, training, momentum, norm.eps)
+
+    return normalise_apart(norm, input, foreign * (len(input) // rows), normalise)
