@@ -142,7 +142,7 @@ def rate_factor(schedule: Schedule, total_steps: int) -> Callable[[int], float]:
     """
     total = max(total_steps, 1)
     if schedule == "cosine":
-        return lambda step: 0.5 * (1 + math.cos(math.pi * step / total))
+        return lambda step: 0.5 * (1 + math.cos(math.pi * min(step, total) / total))
     if schedule == "held":
         return lambda step: 1 - 0.99 * min(max(step / total - 0.5, 0) / 0.4, 1)
     return lambda step: 1.0

@@ -19,6 +19,7 @@ from bayesify.posteriors._inputs._kl import Divergence, divergence
 from bayesify.posteriors._inputs._latents import find_layers
 from bayesify.posteriors._inputs._plan import Plan, make_plan
 from bayesify.posteriors._inputs._scaling import Pass, scaled_forward
+from bayesify.posteriors._look import refuse_recomputation
 from bayesify.posteriors._noise import Key, generator_for
 from bayesify.posteriors._weights import owners, tensor_of
 
@@ -142,12 +143,7 @@ class InputMixturePosterior(Posterior):
     def plan(self, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Plan:
         """Return which layers have factors for each example, which the first call finds out from a batch."""
         if self._plan is None:
-            checkpointed = [n for n, m in self.network.named_modules() if getattr(m, "gradient_checkpointing", False)]
-            if checkpointed:
-                raise ValueError(
-                    f"Module {checkpointed[0] or '(network)'!r} recomputes activations in the backward pass "
-                    "(gradient_checkpointing), where its noise would be another. Switch that off in the network first."
-                )
+            refuse_recomputation(self.network)
             self._plan = make_plan(self.network, self.layers, self.latents, inputs)
         return self._plan
 
