@@ -1,39 +1,49 @@
-"""iBNN on the pretrained CIFAR-10 ResNet-20, beside the plain network and MC dropout.
+"""iBNN on the pretrained CIFAR-10 ResNets, beside the plain network and MC dropout.
 
-`BAYESIFY_DATA=... python -m experiments.ibnn_cifar` fine-tunes K = 4, 8 and 16 components for three seeds each and
-evaluates them on the last 8,000 test images and on clothes and letters, before and after temperature scaling; about
-half an hour for each run on two cores. Other parts:
+`BAYESIFY_DATA=... python -m experiments.ibnn_cifar` fine-tunes K = 4, 8 and 16 components for three seeds each, and
+measures them on the last 8,000 test images and on clothes and letters, before and after temperature scaling. Other
+parts:
 
-- `--part start` prints the accuracy before the first step for starts of other widths, on validation images;
-- `--part tuning` tries settings, on validation images only;
-- `--part noise` draws total, aleatoric and epistemic uncertainty against levels of noise, from the checkpoints of main;
-- `--part components` prints each component's accuracy and draws where they lie.
+- `start`: accuracy before the first step for starts of other widths, on the first 1,000 validation images;
+- `tuning`: settings compared on the validation images (the first 2,000 test images) alone;
+- `noise`: total, aleatoric and epistemic uncertainty against levels of noise, with a picture, from the fits of `main`;
+- `components`: each component's accuracy on the validation images and where it lies, with pictures, from the same.
 
-Rows that are in `experiments/results/ibnn_cifar_*.json` are not run again; runs that were stopped go on from their
-checkpoints in `--work`. `--examples 256` is a trial whose results are not kept.
+Rows go to `experiments/results/ibnn_cifar_*.json` one by one; what is there is not made again, and fits that were
+stopped go on from their checkpoints in `--work`. `--trial` takes a few images and keeps nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import time
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 import bayesify
 from bayesify import IBNN
 from bayesify.components import look_at_components
 from bayesify.data import gaussian_noise, load, salt_and_pepper
-from bayesify.evaluate import Evaluation, evaluate
 from bayesify.report import plot_components
-from experiments.abnn_cifar import shorter
-from experiments.cifar import foreign_loaders, loaders
-from experiments.ledger import RESULTS, Ledger
+from experiments.adapter_cifar import Run
 from experiments.networks import cifar_inputs, pretrained
+from experiments.rows import Rows
+from experiments.scoring import scored
 
+RESULTS = Path(__file__).parent / "results"
+
+# Error, NLL and ECE of the pretrained ResNet-50 on ImageNet (the paper's Table 7).
+PAPER = {
+    "map": (0.2387, 0.9618, 0.0373),
+    "ibnn-4": (0.2322, 0.9310, 0.0350),
+    "ibnn-8": (0.2315, 0.9237, 0.0323),
+    "ibnn-16": (0.2312, 0.9118, 0.0232),
+}
 CHOSEN: dict[str, Any] = {"epochs": 5}
 MAIN: dict[str, bayesify.Method] = {
     "map": bayesify.MAP(),
@@ -56,72 +66,57 @@ TUNING: dict[str, dict[str, Any]] = {
     "repeats=1": {"repeats": 1},
     "not fitted": {"epochs": 0},
 }
-GAUSSIAN = [0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0]
-SALT = [0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0]
+STARTS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.5, 0.75)
+LEVELS = [0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0]
+NOISES = {"gaussian": gaussian_noise, "salt-and-pepper": salt_and_pepper}
 
 
-class Run:
-    """The data and where checkpoints are."""
-
-    def __init__(self, work: Path, examples: int | None) -> None:
-        """Read everything once; `examples` cuts each set for a trial."""
-        self.work = work
-        self.examples = examples
-        self.train, self.val, self.test = (shorter(loader, examples) for loader in loaders())
-        self.foreign = {name: shorter(loader, examples) for name, loader in foreign_loaders().items()}
-
-    def fitted(self, name: str, method: bayesify.Method, seed: int) -> tuple[bayesify.Posterior, dict[str, Any]]:
-        """Convert and fit, or go on with it."""
-        if isinstance(method, IBNN):
-            method = dataclasses.replace(method, seed=seed)
-        posterior = bayesify.convert(pretrained("resnet20"), method)
-        folder = self.work / f"{name}-{seed}-{self.examples}".replace("=", "-").replace(" ", "-")
-        began = time.perf_counter()
-        bayesify.fit(
-            posterior, self.train, checkpoint=folder, checkpoint_steps=100, seed=seed, progress=False,
-            accuracy_tolerance=1.0,
-        )  # fmt: skip
-        return posterior, {"fit seconds": round(time.perf_counter() - began, 1)}
-
-    def validated(self, name: str, method: bayesify.Method, seed: int) -> dict[str, Any]:
-        """Return measures on the validation images only."""
-        posterior, row = self.fitted(name, method, seed)
-        return {**row, "validation": _metrics(evaluate(posterior, self.val, seed=seed))}
-
-    def tested(self, name: str, method: bayesify.Method, seed: int) -> dict[str, Any]:
-        """Return measures on the test images, before and after calibration."""
-        posterior, row = self.fitted(name, method, seed)
-        row["validation"] = _metrics(evaluate(posterior, self.val, seed=seed))
-        row["test"] = _metrics(evaluate(posterior, self.test, foreign=self.foreign, seed=seed))
-        bayesify.calibrate(posterior, self.val)
-        row["test, calibrated"] = _metrics(evaluate(posterior, self.test, foreign=self.foreign, seed=seed))
-        return row
-
-    def started(self, std: float) -> dict[str, Any]:
-        """Return the accuracy before the first step: of the prediction, and of its draws on average."""
-        posterior = bayesify.convert(pretrained("resnet20"), IBNN(components=8, samples=1, means_std=std))
-        images, labels = next(iter(DataLoader(self.val.dataset, 1000)))
-        prediction = bayesify.predict(posterior, images, seed=0, keep_samples=True)
-        nll = -prediction.log_probs.gather(-1, labels[:, None]).mean()
-        of_draws = (prediction.samples.argmax(-1) == labels).double().mean()
-        accuracy = (prediction.probs.argmax(-1) == labels).double().mean()
-        return {"accuracy": float(accuracy), "accuracy of draws": float(of_draws), "nll": float(nll)}
-
-    def noisy(self, name: str, method: bayesify.Method, kind: str) -> dict[str, Any]:
-        """Return the mean uncertainties for each level of noise."""
-        posterior, _ = self.fitted(name, method, 0)
-        images = load("cifar10", "test").inputs[: min(1000, self.examples or 1000)]
-        corrupt = gaussian_noise if kind == "gaussian" else salt_and_pepper
-        found: dict[str, list[float]] = {"total": [], "aleatoric": [], "epistemic": []}
-        for level in GAUSSIAN if kind == "gaussian" else SALT:
-            prediction = bayesify.predict(posterior, cifar_inputs(corrupt(images, level, generator=0)), seed=0)
-            for key, values in found.items():
-                values.append(float(getattr(prediction, key).mean()))
-        return {"levels": GAUSSIAN if kind == "gaussian" else SALT, **found}
+def main_row(run: Run, name: str, seed: int) -> dict[str, Any]:
+    """Fit and measure on the test images."""
+    posterior, row = run.posterior(name, _seeded(MAIN[name], seed), seed)
+    measured = scored(posterior, run.val, run.test, run.foreign, seed=seed)
+    return {**row, **measured, "paper (ResNet-50): error, nll, ece": PAPER.get(name)}
 
 
-def _metrics(found: Evaluation) -> dict[str, float]:
-    return {name: round(value, 5) for name, value in found.metrics.items()}
+def tuning_row(run: Run, name: str) -> dict[str, Any]:
+    """Fit and measure on the validation images."""
+    posterior, row = run.posterior(f"tuning-{name}", dataclasses.replace(IBNN(epochs=2), **TUNING[name]), 0)
+    return {**row, **scored(posterior, run.val, None)}
+
+
+def start_row(run: Run, std: float) -> dict[str, float]:
+    """Return the accuracy before the first step: of the prediction, and of its draws on average."""
+    method = IBNN(components=8, samples=1, means_std=std)
+    posterior = bayesify.convert(pretrained(run.arguments.network), method)
+    images, labels = next(iter(DataLoader(run.val.dataset, 1000)))
+    prediction = bayesify.predict(posterior, images, seed=0, keep_samples=True)
+    found = {
+        "accuracy": (prediction.label == labels).double().mean(),
+        "accuracy of draws": (prediction.samples.argmax(-1) == labels).double().mean(),
+        "nll": -prediction.log_probs.gather(-1, labels[:, None]).mean(),
+    }
+    return {name: round(float(value), 5) for name, value in found.items()}
+
+
+def noise_row(run: Run, name: str, kind: str) -> dict[str, Any]:
+    """Return the mean uncertainties for each level of noise."""
+    posterior, _ = run.posterior(name, MAIN[name], 0)
+    images = load("cifar10", "test").inputs[: 16 if run.arguments.trial else 500]
+    found: dict[str, list[float]] = {"total": [], "aleatoric": [], "epistemic": []}
+    for level in LEVELS:
+        noisy = cifar_inputs(NOISES[kind](images, level, generator=0))
+        prediction = bayesify.predict(posterior, noisy, seed=0)
+        for key, values in found.items():
+            values.append(round(float(getattr(prediction, key).mean()), 5))
+    return {"name": name, "noise": kind, "images": len(images), "levels": LEVELS, **found}
+
+
+def components_row(run: Run, name: str, pictures: Path) -> dict[str, Any]:
+    """Look at the components of a fit, and draw them."""
+    posterior, _ = run.posterior(name, MAIN[name], 0)
+    found = look_at_components(posterior, run.val)  # type: ignore[arg-type]
+    plot_components(found, pictures / f"ibnn_cifar_components_{name}.svg")
+    return {"accuracy": [round(float(a), 5) for a in found.accuracy], "disagreement": found.mean_disagreement}
 
 
 def draw_noise(rows: list[dict[str, Any]], path: Path) -> None:
@@ -141,50 +136,52 @@ def draw_noise(rows: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path)
 
 
+def _seeded(method: bayesify.Method, seed: int) -> bayesify.Method:
+    return dataclasses.replace(method, seed=seed) if isinstance(method, IBNN) else method
+
+
 def main() -> None:
-    """Run a part and keep what came out."""
+    """Make the rows of a part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=("main", "start", "tuning", "noise", "components"), default="main")
+    parser.add_argument("--network", default="resnet20", choices=("resnet20", "resnet32", "resnet44"))
+    parser.add_argument("--images", type=int, default=10_000, help="training images in an epoch")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
-    parser.add_argument("--only", nargs="*", help="names of rows")
-    parser.add_argument("--examples", type=int, help="of each set, for a trial whose results are not kept")
-    parser.add_argument("--work", type=Path, default=Path("ibnn-cifar-work"), help="folder for checkpoints")
+    parser.add_argument("--only", nargs="*", help="names of rows, without the seed")
+    parser.add_argument("--work", type=Path, default=Path("ibnn-work"), help="folder for checkpoints")
+    parser.add_argument("--trial", action="store_true", help="a few images, and nothing is kept")
     arguments = parser.parse_args()
-    run, kept = Run(arguments.work, arguments.examples), arguments.examples is None
-    command = f"python -m experiments.ibnn_cifar --part {arguments.part}"
-    ledger = Ledger(f"ibnn_cifar_{arguments.part}", command, kept=kept)
-    pictures = RESULTS if kept else arguments.work
+    if arguments.trial:
+        torch.manual_seed(0)
+        arguments.images = 64
+    run, part = Run(arguments), arguments.part
+    command = (
+        f"python -m experiments.ibnn_cifar --part {part} --network {arguments.network} --images {arguments.images}"
+    )
+    path = RESULTS / f"ibnn_cifar_{part}_{arguments.network}.json"
+    rows = Rows(None if arguments.trial else path, command)
+    pictures = arguments.work if arguments.trial else RESULTS
 
     def wanted(names: Any) -> list[str]:
         return [name for name in names if arguments.only is None or name in arguments.only]
 
-    if arguments.part == "start":
-        for std in (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.5, 0.75):
-            ledger.row(lambda std=std: run.started(std), means_std=std)  # type: ignore[misc]
-    elif arguments.part == "tuning":
+    if part == "start":
+        for std in STARTS:
+            rows.row(f"means_std={std}", partial(start_row, run, std))
+    elif part == "tuning":
         for name in wanted(TUNING):
-            method = dataclasses.replace(IBNN(epochs=2), **TUNING[name])
-            ledger.row(lambda name=name, method=method: run.validated(name, method, 0), name=name)  # type: ignore[misc]
-    elif arguments.part == "main":
+            rows.row(name, partial(tuning_row, run, name))
+    elif part == "main":
         for name in wanted(MAIN):
-            for seed in arguments.seeds if name != "map" else arguments.seeds[:1]:
-                ledger.row(
-                    lambda name=name, seed=seed: run.tested(name, MAIN[name], seed), name=name, seed=seed  # type: ignore[misc]
-                )  # fmt: skip
-    elif arguments.part == "noise":
-        rows = [
-            ledger.row(lambda name=name, kind=kind: run.noisy(name, MAIN[name], kind), name=name, noise=kind)  # type: ignore[misc]
-            for kind in ("gaussian", "salt-and-pepper")
-            for name in wanted(("mc-dropout", "ibnn-8"))
-        ]
-        draw_noise(rows, pictures / "ibnn_cifar_noise.svg")
+            for seed in arguments.seeds[:1] if name == "map" else arguments.seeds:
+                rows.row(f"{name}, seed {seed}", partial(main_row, run, name, seed))
+    elif part == "noise":
+        pairs = product(NOISES, wanted(("mc-dropout", "ibnn-8")))
+        made = [rows.row(f"{name}, {kind}", partial(noise_row, run, name, kind)) for kind, name in pairs]
+        draw_noise(made, pictures / f"ibnn_cifar_noise_{arguments.network}.svg")
     else:
         for name in wanted(name for name in MAIN if name.startswith("ibnn")):
-            posterior, _ = run.fitted(name, MAIN[name], 0)
-            found = look_at_components(posterior, run.val)  # type: ignore[arg-type]
-            values = {"accuracy": found.accuracy.tolist(), "disagreement": found.mean_disagreement}
-            ledger.row(lambda values=values: values, name=name)  # type: ignore[misc]
-            plot_components(found, pictures / f"ibnn_cifar_components_{name}.svg")
+            rows.row(name, partial(components_row, run, name, pictures))
 
 
 if __name__ == "__main__":

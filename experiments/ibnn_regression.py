@@ -2,12 +2,15 @@
 
 `python -m experiments.ibnn_regression` trains both from scratch at each depth, prints the error of the mean where the
 data are, the spread of functions there and away from them, and draws `experiments/results/ibnn_regression.svg`. About
-five minutes on one core. `--epochs 5` is a trial whose results are not kept.
+five minutes on one core. Rows go to `experiments/results/ibnn_regression.json`. `--trial` takes a few steps and keeps
+nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +19,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
-from bayesify import IBNN
-from experiments.ledger import RESULTS, Ledger
+from bayesify import IBNN, BayesAdapter
+from experiments.rows import Rows
 
+RESULTS = Path(__file__).parent / "results"
 NOISE = 3.0  # of y = x^3 on [-4, 4]
 SCALE_X, SCALE_Y = 4.0, 64.0
 EPOCHS = 3000
@@ -44,16 +48,11 @@ def methods(epochs: int) -> dict[str, bayesify.Method]:
     """Return both methods, set up to train from scratch."""
     common: dict[str, Any] = {"epochs": epochs, "optimiser": "adam", "lr": 1e-3}
     latent: dict[str, Any] = {"latent_lr": 1e-3, "means_std": 0.5, "prior_std": 0.3, "weight_decay": 0.0}
-    found: dict[str, bayesify.Method] = {"iBNN": IBNN.from_scratch(8, **common, **latent)}
-    adapter = getattr(bayesify, "BayesAdapter", None)
-    if adapter is None:
-        print("There is no BayesAdapter here, so mean-field VI is not in the table.")
-    else:
-        found["mean-field VI"] = adapter(start_std=(0.0067, 0.018), prior_std=1.0, log_std_lr=1e-3, **common)
-    return found
+    log_stds: dict[str, Any] = {"log_std_lr": 1e-3, "start_std": (0.0067, 0.018), "prior_std": 1.0}
+    return {"iBNN": IBNN.from_scratch(8, **common, **latent), "mean-field VI": BayesAdapter(**common, **log_stds)}
 
 
-def run(depth: int, method: bayesify.Method) -> dict[str, Any]:
+def run(depth: int, name: str, method: bayesify.Method) -> dict[str, Any]:
     """Train, and predict on a grid twice as wide as the data."""
     torch.manual_seed(0)
     x, y = data()
@@ -67,6 +66,8 @@ def run(depth: int, method: bayesify.Method) -> dict[str, Any]:
     inside = grid[:, 0].abs() <= 4
     truth = grid[:, 0] ** 3
     return {
+        "method": name,
+        "depth": depth,
         "rmse inside": float((mean - truth)[inside].square().mean().sqrt()),
         "spread inside": float(spread[inside].mean()),
         "spread outside": float(spread[grid[:, 0].abs() >= 6].mean()),
@@ -104,19 +105,16 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     """Run what is missing and draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--depths", type=int, nargs="*", default=[1, 2, 3, 4, 5])
     parser.add_argument("--picture", type=Path, default=RESULTS / "ibnn_regression.svg")
+    parser.add_argument("--trial", action="store_true", help="a few steps, and nothing is kept but the picture")
     arguments = parser.parse_args()
-    ledger = Ledger("ibnn_regression", "python -m experiments.ibnn_regression", kept=arguments.epochs == EPOCHS)
-    rows = [
-        ledger.row(lambda depth=depth, method=method: run(depth, method), method=name, depth=depth)  # type: ignore[misc]
-        for name, method in methods(arguments.epochs).items()
-        for depth in arguments.depths
-    ]
-    for row in rows:
+    rows = Rows(None if arguments.trial else RESULTS / "ibnn_regression.json", "python -m experiments.ibnn_regression")
+    pairs = product(methods(5 if arguments.trial else EPOCHS).items(), arguments.depths)
+    made = [rows.row(f"{name}, {depth} hidden", partial(run, depth, name, method)) for (name, method), depth in pairs]
+    for row in made:
         print(row["method"], row["depth"], {k: round(v, 3) for k, v in row.items() if isinstance(v, float)})
-    draw(rows, arguments.picture)
+    draw(made, arguments.picture)
 
 
 if __name__ == "__main__":
