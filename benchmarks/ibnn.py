@@ -8,9 +8,6 @@ measures the memory of a prediction, and prints the size of the posterior for th
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
-import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -18,12 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from torch.profiler import ProfilerActivity, profile
 
 import bayesify
 from bayesify import IBNN
 from bayesify.posteriors import InputMixturePosterior
+from benchmarks.timing import keep, medians, plain_step
 from experiments.networks import CifarResNet
 
 RESULTS = Path(__file__).parent / "results" / "ibnn.json"
@@ -36,36 +33,6 @@ STEPS = {
 }
 # Nodes as the paper counts them, but for LeNet, where it has 23: only those of convolutions.
 PAPER = {"LeNet": 23, "VGG-16": 5251, "ResNet-50": None, "WRN-28-10": 9475}
-
-
-def _seconds(function: Callable[[], None]) -> float:
-    # With one thread the processor's time is the work, whatever else the machine does.
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    began = clock()
-    function()
-    return clock() - began
-
-
-def medians(functions: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
-    """Return the median time of each function over that of the first, run in turn."""
-    for function in functions.values():
-        function()
-    rounds = [{name: _seconds(function) for name, function in functions.items()} for _ in range(repeats)]
-    plain = next(iter(functions))
-    return {name: round(statistics.median(r[name] / r[plain] for r in rounds), 3) for name in functions}
-
-
-def plain_step(x: Tensor, y: Tensor) -> Callable[[], None]:
-    """Return a training step of the network itself."""
-    network = CifarResNet(3).train()
-    optimiser = torch.optim.SGD(network.parameters(), lr=1e-4, momentum=0.9, nesterov=True, weight_decay=5e-4)
-
-    def step() -> None:
-        optimiser.zero_grad(set_to_none=True)
-        cross_entropy(network(x), y).backward()
-        optimiser.step()
-
-    return step
 
 
 def ibnn_step(method: IBNN, x: Tensor, y: Tensor) -> Callable[[], None]:
@@ -195,8 +162,8 @@ def main() -> None:
         return
     torch.manual_seed(0)
     x, y = torch.randn(arguments.batch, 3, 32, 32), torch.randint(10, (arguments.batch,))
-    doubled = plain_step(x.repeat(2, 1, 1, 1), y.repeat(2))
-    steps = {"plain step": plain_step(x, y), "plain step, twice the batch": doubled}
+    doubled = plain_step(CifarResNet(3), x.repeat(2, 1, 1, 1), y.repeat(2))
+    steps = {"plain step": plain_step(CifarResNet(3), x, y), "plain step, twice the batch": doubled}
     steps |= {name: ibnn_step(method, x, y) for name, method in STEPS.items()}
     record = {
         "command": "python -m benchmarks.ibnn",
@@ -207,12 +174,7 @@ def main() -> None:
         "prediction": medians(predictions(x, arguments.draws), max(3, arguments.repeats // 3)),
         "memory of a prediction": memory(x),
     }
-    for title in ("training step", "prediction", "memory of a prediction"):
-        print(f"\n{title}, as multiples of the first")
-        for name, value in record[title].items():
-            print(f"  {name:40}{value:8.3f}")
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(record, indent=1))
+    keep(record, RESULTS)
 
 
 if __name__ == "__main__":
