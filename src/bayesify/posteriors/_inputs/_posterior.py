@@ -119,7 +119,10 @@ class InputMixturePosterior(Posterior):
         if noise.silent or noise.keys:
             return super()._run(args, kwargs)
         plan = self.plan((args, dict(kwargs)))
-        present = Pass(self._fresh(self._present_components(noise.rows)), plan.calls)
+        factors = self._fresh(self._present_components(noise.rows))
+        # One split, whose gradient is one joint tensor; slices would each add to all of it.
+        parts = torch.split(factors, [latent.size for latent in self.latents], 1)
+        present = Pass(dict(zip(self.latents, parts, strict=True)), plan.calls)
         forwards = {
             (module := self.network.get_submodule(layer.name)): scaled_forward(module, layer, present)
             for layer in plan.layers

@@ -25,11 +25,11 @@ class Pass:
     """One stochastic pass: a module that is called twice has the same factors in both calls.
 
     Attributes:
-        factors: For each example, all factors, (B, N).
+        factors: Each latent's factors for each example, (B, D).
         calls: For each layer and each of its calls, where the batch is in its activation.
     """
 
-    factors: Tensor
+    factors: Mapping[Latent, Tensor]
     calls: Calls
     counted: Counter[str] = field(default_factory=Counter)
 
@@ -39,10 +39,6 @@ class Pass:
         self.counted[layer.name] += 1
         known = self.calls.get(layer.name, ())
         return known[index] if index < len(known) else None
-
-    def of(self, latent: Latent) -> Tensor:
-        """Return a latent's factors for each example, (B, D)."""
-        return self.factors[:, latent.span]
 
     def scale(self, x: Tensor, factors: Tensor, layer: Layer, batch: BatchDim | None) -> Tensor:
         """Multiply an activation by each example's factors (B, D) along the layer's dimension."""
@@ -85,7 +81,7 @@ def scaled_forward(module: nn.Module, layer: Layer, present: Pass) -> Callable[.
 
     def scaled(*args: Any, **kwargs: Any) -> Tensor:
         batch = present.visit(layer)
-        factors = present.of(layer.weights[0])
+        factors = present.factors[layer.weights[0]]
         if layer.side == "output":
             return present.scale(forward(*args, **kwargs), factors, layer, batch)
         args, kwargs = _replace_input(args, kwargs, lambda x: present.scale(x, factors, layer, batch))
@@ -106,7 +102,7 @@ def _replace_input(
 
 def _bias_change(module: Any, y: Tensor, layer: Layer, latent: Latent, present: Pass, batch: BatchDim | None) -> Tensor:
     """Return (z - 1) b for each example, which turns y + b into y + z b."""
-    change = (present.of(latent) - 1) * module.bias
+    change = (present.factors[latent] - 1) * module.bias
     return present.placed(y, change, layer, batch, layer.dim % y.ndim)
 
 
@@ -117,7 +113,7 @@ def _attention(module: nn.MultiheadAttention, layer: Layer, present: Pass) -> Ca
         batch = present.visit(layer)
         inputs: tuple[Tensor, ...] = (query, key, value)
         if layer.weights:
-            parts = [present.of(latent) for latent in layer.weights]
+            parts = [present.factors[latent] for latent in layer.weights]
             each = parts if len(parts) == 3 else list(parts[0].chunk(3, 1))
             inputs = tuple(present.scale(x, z, layer, batch) for x, z in zip(inputs, each, strict=True))
         if layer.output is None:
@@ -129,7 +125,7 @@ def _attention(module: nn.MultiheadAttention, layer: Layer, present: Pass) -> Ca
         identity = torch.eye(len(weight), dtype=weight.dtype, device=weight.device)
         with swapped(slots, {"weight": identity, "bias": None}):  # type: ignore[dict-item]
             mixed, attention = forward(*inputs, *args, **kwargs)
-        y = functional.linear(present.scale(mixed, present.of(layer.output), layer, batch), weight, bias)
+        y = functional.linear(present.scale(mixed, present.factors[layer.output], layer, batch), weight, bias)
         if layer.output_bias is not None:
             y = y + _bias_change(projection, y, layer, layer.output_bias, present, batch)
         return y, attention
