@@ -73,6 +73,19 @@ def test_the_divergence_is_divided_by_the_number_of_data(kind, function):
     torch.testing.assert_close(posterior.loss(batch(3), num_data=123)["kl"], expected, **EXACT)
 
 
+def test_foreign_inputs_add_a_term_and_change_no_statistics():
+    posterior = bayesify.convert(network(), METHOD).train()
+    alone = copy.deepcopy(posterior)
+    torch.manual_seed(2)
+    terms = posterior.loss(batch(), num_data=100, foreign=5 + batch(6)[0])
+    torch.manual_seed(2)
+    expected = alone.loss(batch(), num_data=100)
+    assert 0 < terms.pop("uncertainty") < 0.5
+    torch.testing.assert_close(dict(terms), dict(expected), rtol=0, atol=0)
+    for name, buffer in posterior.network.named_buffers():
+        torch.testing.assert_close(buffer, alone.network.get_buffer(name), rtol=0, atol=0)
+
+
 def test_the_estimated_divergence_agrees_with_its_bounds():
     posterior = bayesify.convert(network(), dataclasses.replace(METHOD, kl="mc"))
     draws = torch.stack([posterior.loss(batch(), num_data=1)["kl"].detach() for _ in range(400)])
