@@ -94,7 +94,8 @@ def size_row(data: Data, name: str, factor: int, seed: int, arguments: argparse.
     """Train and test."""
     posterior = fitted(data, name, factor, seed, arguments)
     parameters = sum(p.numel() for p in posterior.network.parameters())
-    return {"seed": seed, "parameters": parameters, **scored(posterior, data.val, data.test, seed=seed)}
+    row = {"seed": seed, "epochs": arguments.epochs, "parameters": parameters}
+    return {**row, **scored(posterior, data.val, data.test, seed=seed)}
 
 
 def components_row(data: Data, pictures: Path, arguments: argparse.Namespace) -> dict[str, Any]:
