@@ -13,6 +13,7 @@ from bayesify.fit import History, fit
 from bayesify.likelihoods import Bernoulli, Categorical, Custom, Gaussian, Likelihood
 from bayesify.methods import (
     ABNN,
+    IBNN,
     MAP,
     SWAG,
     BayesAdapter,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ABNN",
+    "IBNN",
     "MAP",
     "SWAG",
     "BayesAdapter",

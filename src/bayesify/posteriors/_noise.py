@@ -85,6 +85,7 @@ class Noise:
         self.keys: tuple[Key, ...] = ()
         self.member: int | None = None
         self.foreign = 0  # how many of the last rows are foreign inputs, which must not enter statistics
+        self.assigned: Tensor | None = None  # the component of each row of a fresh pass, where there are components
         self.fired = False
         self._rows = 0
         self._folded = False
