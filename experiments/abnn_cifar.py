@@ -66,6 +66,8 @@ TUNING: list[dict[str, Any]] = [
     *({"alpha": alpha} for alpha in (0.02, 0.05, 0.1, 0.15)),
     *({"alpha": 0.05, "eta": eta} for eta in (0.0, 6.0)),
     *({"alpha": 0.05, "lr": lr} for lr in (0.001, 0.02)),
+    {"alpha": 0.05, "schedule": "cosine"},
+    {"alpha": 0.05, "epochs": 0},
     {"alpha": 0.05, "noise": "channel"},
     {"alpha": 0.1, "noise": "channel"},
     {"alpha": 0.05, "statistics": "updated"},
