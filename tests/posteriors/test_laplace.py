@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,10 +16,15 @@ from tests.curvature.naive import full_ggn, output_hessians
 
 EXACT = {"rtol": 1e-9, "atol": 1e-11}
 ROWS = 12
+DRAWS = 2000
 
 
 def _double(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
+
+
+def eye(size: int) -> Tensor:
+    return torch.eye(size, dtype=torch.float64)
 
 
 def fit(posterior, x, y, **options):
@@ -32,7 +38,7 @@ def regression(outputs: int = 1):
     x, y = _double(ROWS, 3), _double(ROWS, outputs)
     precision, std = 0.6, 0.4
     phi = torch.cat([x, torch.ones(ROWS, 1)], 1)
-    covariance = torch.linalg.inv(phi.T @ phi / std**2 + precision * torch.eye(4))
+    covariance = torch.linalg.inv(phi.T @ phi / std**2 + precision * eye(4))
     mode = covariance @ phi.T @ y / std**2  # (D', C)
     network = nn.Linear(3, outputs).double()
     with torch.no_grad():
@@ -46,10 +52,10 @@ def regression(outputs: int = 1):
 
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_linear_regression_is_exact(outputs):
-    network, x, y, phi, precision, std, covariance = regression(outputs)
+    network, x, y, _, precision, std, covariance = regression(outputs)
     posterior = bayesify.convert(network, Laplace(prior_precision=precision), likelihood=Gaussian(std))
     fit(posterior, x, y)
-    assert_close(posterior.covariance(), torch.kron(torch.eye(outputs), covariance), **EXACT)
+    assert_close(posterior.covariance(), torch.kron(eye(outputs), covariance.contiguous()), **EXACT)
     new = _double(7, 3)
     features = torch.cat([new, torch.ones(7, 1)], 1)
     expected = torch.einsum("bi,ij,bj->b", features, covariance, features)
@@ -63,7 +69,7 @@ def test_linear_regression_is_exact(outputs):
 def analytic_evidence(phi: Tensor, y: Tensor, precision: float, variance: float) -> float:
     """Return ln N(y; 0, variance I + phi phi' / precision), each output on its own."""
     total = 0.0
-    cover = variance * torch.eye(len(phi)) + phi @ phi.T / precision
+    cover = variance * eye(len(phi)) + phi @ phi.T / precision
     law = torch.distributions.MultivariateNormal(torch.zeros(len(phi), dtype=torch.float64), cover)
     for column in y.T:
         total += law.log_prob(column).item()
@@ -80,7 +86,8 @@ def test_the_evidence_of_linear_regression_is_the_analytic_one(structure, output
     assert posterior.log_marginal_likelihood() == pytest.approx(expected, rel=1e-10)
 
 
-def test_the_covariance_of_a_deep_classifier_is_that_of_its_last_layers_ggn():
+def classifier():
+    """Return a fitted last layer, its extended features, and its covariance by definition."""
     network = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4)).double()
     x, y = _double(ROWS, 3), torch.arange(ROWS) % 4
     posterior = fit(bayesify.convert(network, Laplace(prior_precision=0.3)), x, y)
@@ -90,10 +97,13 @@ def test_the_covariance_of_a_deep_classifier_is_that_of_its_last_layers_ggn():
         extended.weight.copy_(torch.cat([network[2].weight, network[2].bias[:, None]], 1))
     features = torch.cat([network[:2](x).detach(), torch.ones(ROWS, 1)], 1)
     ggn = full_ggn(extended, features, [extended.weight], hessians)
-    expected = torch.linalg.inv(ggn + 0.3 * torch.eye(24))
+    return posterior, features, torch.linalg.inv(ggn + 0.3 * eye(24))
+
+
+def test_the_covariance_of_a_deep_classifier_is_that_of_its_last_layers_ggn():
+    posterior, _, expected = classifier()
     assert_close(posterior.covariance(), expected, **EXACT)
     assert posterior.conversion.converted == ("2",)
-    return posterior, features, expected
 
 
 def test_the_empirical_fisher_of_the_last_layer_adds_up_positions_first():
@@ -107,35 +117,33 @@ def test_the_empirical_fisher_of_the_last_layer_adds_up_positions_first():
         weight, bias = torch.autograd.grad(loss, [network.weight, network.bias])
         gradient = torch.cat([weight, bias[:, None]], 1).flatten()
         total += torch.outer(gradient, gradient)
-    assert_close(posterior.covariance(), torch.linalg.inv(total + torch.eye(8)), **EXACT)
+    assert_close(posterior.covariance(), torch.linalg.inv(total + eye(8)), **EXACT)
 
 
 def test_draws_have_the_covariance():
-    posterior, _, expected = test_the_covariance_of_a_deep_classifier_is_that_of_its_last_layers_ggn()
-    keys = posterior.keys(20_000, seed=1)
+    posterior, _, expected = classifier()
+    keys = posterior.keys(DRAWS, seed=1)
     draws = [posterior.weights(key) for key in keys]
     flat = torch.stack([torch.cat([d["2.weight"], d["2.bias"][:, None]], 1).flatten() for d in draws])
     own = torch.cat([posterior.network[2].weight, posterior.network[2].bias[:, None]], 1).flatten()
     away = flat - own.detach()
     sizes = expected.diagonal().sqrt()
-    assert bool((away.mean(0).abs() < 5 * sizes / 20_000**0.5).all())
+    assert bool((away.mean(0).abs() < 5 * sizes / DRAWS**0.5).all())
     found = away.T @ away / len(away)
     # The standard error of an entry is at most sqrt(2 v_i v_j / S).
-    assert bool(((found - expected).abs() < 6 * torch.outer(sizes, sizes) * (2 / 20_000) ** 0.5).all())
+    assert bool(((found - expected).abs() < 6 * torch.outer(sizes, sizes) * (2 / DRAWS) ** 0.5).all())
 
 
 def test_logits_in_closed_form():
-    posterior, features, covariance = test_the_covariance_of_a_deep_classifier_is_that_of_its_last_layers_ggn()
+    posterior, features, covariance = classifier()
     blocks = covariance.view(4, 6, 4, 6)
     logits = torch.einsum("bi,cidj,bj->bcd", features, blocks, features)
-    centring = torch.eye(4, dtype=torch.float64) - 0.25
+    centring = eye(4) - 0.25
     centred = centring @ logits @ centring
     assert_close(posterior.output_covariance(features[:, :5]), logits, **EXACT)
     assert_close(posterior.output_variance(features[:, :5], centred=False), logits.diagonal(dim1=1, dim2=2), **EXACT)
     variance = centred.diagonal(dim1=1, dim2=2)
     assert_close(posterior.output_variance(features[:, :5], centred=True), variance, **EXACT)
-    x = torch.atanh(features[:, :1])  # any inputs: what follows goes through the network
-    del x
     inputs = _double(6, 3)
     prediction = bayesify.predict(posterior, inputs, how="closed-form")
     output, phi = posterior.features(inputs)
@@ -147,19 +155,19 @@ def test_logits_in_closed_form():
 
 
 def test_draws_of_logits_and_draws_of_weights_are_one_law():
-    posterior, _, _ = test_the_covariance_of_a_deep_classifier_is_that_of_its_last_layers_ggn()
+    posterior, _, _ = classifier()
     x = _double(6, 3)
-    of_logits = bayesify.predict(posterior, x, how="closed-form", num_samples=20_000, seed=3)
-    of_weights = bayesify.predict(posterior, x, how="sampling", num_samples=20_000, seed=4)
+    of_logits = bayesify.predict(posterior, x, how="closed-form", num_samples=DRAWS, seed=3)
+    of_weights = bayesify.predict(posterior, x, how="sampling", num_samples=DRAWS, seed=4)
     # Probabilities differ between draws by less than one half: five standard errors of a difference of means.
-    assert_close(of_logits.probs, of_weights.probs, rtol=0, atol=5 * 0.5 * (2 / 20_000) ** 0.5)
-    assert_close(of_logits.logits_variance, of_weights.logits_variance, rtol=0.08, atol=0)
-    assert_close(of_logits.epistemic, of_weights.epistemic, rtol=0.1, atol=1e-3)
+    assert_close(of_logits.probs, of_weights.probs, rtol=0, atol=5 * 0.5 * (2 / DRAWS) ** 0.5)
+    # A variance of S Gaussian draws has the relative standard error sqrt(2 / S).
+    assert_close(of_logits.logits_variance, of_weights.logits_variance, rtol=5 * (4 / DRAWS) ** 0.5, atol=0)
 
 
 @pytest.mark.parametrize("num_samples", [None, 7])
 def test_a_closed_form_does_not_depend_on_the_chunk_size(num_samples):
-    posterior, _, _ = test_the_covariance_of_a_deep_classifier_is_that_of_its_last_layers_ggn()
+    posterior, _, _ = classifier()
     x = _double(9, 3)
     options = {"how": "closed-form", "num_samples": num_samples, "seed": 2}
     whole, parts = (bayesify.predict(posterior, x, chunk_size=size, **options) for size in (None, 2))
@@ -168,14 +176,14 @@ def test_a_closed_form_does_not_depend_on_the_chunk_size(num_samples):
 
 
 def test_a_closed_form_follows_the_prior():
-    posterior, _, _ = test_the_covariance_of_a_deep_classifier_is_that_of_its_last_layers_ggn()
+    posterior, _, _ = classifier()
     x = _double(5, 3)
     before = bayesify.predict(posterior, x, how="closed-form").logits_variance
     posterior.set_prior_precision(100.0)
     after = bayesify.predict(posterior, x, how="closed-form").logits_variance
     assert bool((after < before / 2).all())
     _, phi = posterior.features(x)
-    centring = torch.eye(4, dtype=torch.float64) - 0.25
+    centring = eye(4) - 0.25
     expected = (centring @ posterior.output_covariance(phi[:, 0]) @ centring).diagonal(dim1=1, dim2=2)
     assert_close(after, expected, **EXACT)
 
@@ -186,13 +194,17 @@ def test_logistic_regression():
     posterior = fit(bayesify.convert(network, Laplace(prior_precision=2.0), likelihood=Bernoulli()), x, y)
     phi = torch.cat([x, torch.ones(ROWS, 1)], 1)
     p = network(x).detach()[:, 0].sigmoid()
-    covariance = torch.linalg.inv((phi * (p * (1 - p))[:, None]).T @ phi + 2 * torch.eye(3))
+    covariance = torch.linalg.inv((phi * (p * (1 - p))[:, None]).T @ phi + 2 * eye(3))
     assert_close(posterior.covariance(), covariance, **EXACT)
     variance = torch.einsum("bi,ij,bj->b", phi, covariance, phi)
     expected = (network(x).detach()[:, 0] / (1 + math.pi / 8 * variance).sqrt()).sigmoid()
     assert_close(bayesify.predict(posterior, x, how="closed-form").probs[:, 1], expected, **EXACT)
-    draws = bayesify.predict(posterior, x, how="closed-form", num_samples=20_000, seed=0)
-    assert_close(draws.probs[:, 1], expected, rtol=0, atol=0.02)
+    draws = bayesify.predict(posterior, x, how="closed-form", num_samples=DRAWS, seed=0)
+    nodes, weights = (torch.from_numpy(a) for a in np.polynomial.hermite_e.hermegauss(80))
+    logits = network(x).detach() + variance.sqrt()[:, None] * nodes
+    average = (logits.sigmoid() * weights).sum(-1) / weights.sum()
+    spread = ((logits.sigmoid() - average[:, None]) ** 2 * weights).sum(-1) / weights.sum()
+    assert bool(((draws.probs[:, 1] - average).abs() < 5 * (spread / DRAWS).sqrt()).all())
 
 
 def test_tokens_have_a_closed_form_each():
@@ -317,11 +329,11 @@ def test_draws_of_a_product_have_its_covariance():
     left, right = posterior.left.as_dict()["weight"][0], posterior.right.as_dict()["weight"][0]
     basis = torch.kron(left, right)
     expected = basis @ (1 / (posterior.eigenvalues("weight").flatten() + 0.5)).diag() @ basis.T
-    draws = [posterior.weights(key) for key in posterior.keys(20_000, seed=1)]
+    draws = [posterior.weights(key) for key in posterior.keys(DRAWS, seed=1)]
     flat = torch.stack([torch.cat([d["weight"], d["bias"][:, None]], 1).flatten() for d in draws])
     away = flat - torch.cat([network.weight, network.bias[:, None]], 1).detach().flatten()
     found, sizes = away.T @ away / len(away), expected.diagonal().sqrt()
-    assert bool(((found - expected).abs() < 6 * torch.outer(sizes, sizes) * (2 / 20_000) ** 0.5).all())
+    assert bool(((found - expected).abs() < 6 * torch.outer(sizes, sizes) * (2 / DRAWS) ** 0.5).all())
 
 
 def test_what_is_no_product_is_diagonal():
@@ -377,7 +389,7 @@ def test_noise_and_prior_of_most_evidence():
     network = nn.Linear(3, 1).double()
     precision, variance = 1.0, 1.0
     for _ in range(100):  # the analytic optimum, by turns of mode and evidence
-        mode = torch.linalg.solve(phi.T @ phi / variance + precision * torch.eye(4), phi.T @ y / variance)
+        mode = torch.linalg.solve(phi.T @ phi / variance + precision * eye(4), phi.T @ y / variance)
         with torch.no_grad():
             network.weight.copy_(mode[:3].T)
             network.bias.copy_(mode[3])

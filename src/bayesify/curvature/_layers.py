@@ -39,14 +39,18 @@ class Call:
 
 
 def ready(plan: Plan, network: nn.Module) -> tuple[dict[str, Site], list[str]]:
-    """Return the layers whose gradients can be told apart by example, and the parameters of all others."""
+    """Return the layers whose gradients can be told apart by example, and the parameters of all others.
+
+    A layer that was not called has no gradient; if none was, the network could not be looked at.
+    """
     sites, others = {}, list(plan.shared)
+    looked = any(site.calls for site in plan.sites.values())
     for name, site in plan.sites.items():
         layer = network.get_submodule(name)
         dims = [call.dim if call is not None else None for call in site.calls]
         first = not isinstance(layer, _ANYWHERE)
         known = type(layer) in RULES or type(layer) is nn.Embedding
-        if known and dims and None not in dims and not (first and any(dims)):
+        if known and looked and None not in dims and not (first and any(dims)):
             sites[name] = site
         else:
             others += site.random.values()

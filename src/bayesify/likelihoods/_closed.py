@@ -13,6 +13,8 @@ from bayesify.prediction import ClassificationPrediction, Prediction
 
 __all__ = ["from_centred_moments", "from_covariance"]
 
+TOGETHER = 16  # draws
+
 
 def from_centred_moments(likelihood: Categorical, logits: Tensor, variance: Tensor) -> ClassificationPrediction:
     """Return the probit approximation from the variances of centred logits.
@@ -64,7 +66,8 @@ def from_covariance(
     root = vectors * values.clamp_min(0).sqrt()[..., None, :]
     generator = torch.Generator(device=mean.device).manual_seed(seed)
     stream = likelihood.stream()
-    for _ in range(num_samples):
-        noise = torch.empty(mean.shape[-1], dtype=mean.dtype, device=mean.device).normal_(generator=generator)
-        stream.add((mean + root @ noise)[None])
+    for start in range(0, num_samples, TOGETHER):
+        count = min(TOGETHER, num_samples - start)
+        noise = torch.empty(count, mean.shape[-1], dtype=mean.dtype, device=mean.device).normal_(generator=generator)
+        stream.add(mean + (root @ noise.T).movedim(-1, 0))
     return stream.result()

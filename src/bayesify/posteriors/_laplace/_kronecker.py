@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from bayesify.posteriors._forward import forbid_fused_layers
 from bayesify.posteriors._gaussian._plan import tensor_of
 from bayesify.posteriors._laplace._base import LaplacePosterior
 from bayesify.posteriors._laplace._diagonal import constant_rows
@@ -101,6 +102,7 @@ class KroneckerLaplacePosterior(LaplacePosterior):
         self.curvature = TensorTree({name: zeros(name, *parameters[name].shape) for name in others})
         self.constant = {name: row for name, row in constant_rows(network).items() if name in others}
         self._start(dict(groups), precision=precision, power=power)
+        forbid_fused_layers(network, self.sites())
 
     @property
     def names(self) -> list[str]:
