@@ -98,7 +98,7 @@ class Laplace(Method):
         settings: dict[str, Any] = {"precision": start, "power": 2 if self.curvature == "fisher" else 1}
         posterior: LaplacePosterior
         if self.structure == "last-layer":
-            layer, table = _last_layer(network, names, table)
+            layer, table = _last_layer(network, table)
             own = [name for name in names if name.rpartition(".")[0] == layer]
             posterior = LastLayerLaplacePosterior(network, self, layer=layer, names=own, **settings)
         else:
@@ -133,10 +133,13 @@ class Laplace(Method):
         )
 
 
-def _last_layer(network: nn.Module, names: list[str], table: Conversion) -> tuple[str, Conversion]:
+def _last_layer(network: nn.Module, table: Conversion) -> tuple[str, Conversion]:
     """Choose the last linear layer among those that are wanted, and say of the others that they are not it."""
-    chosen = {name.rpartition(".")[0] for name in names if name.endswith("weight")}
-    layer = last_linear((name, network.get_submodule(name)) for name in table.converted if name in chosen)
+    layer = last_linear(
+        (name, module)
+        for name, module in ((name, network.get_submodule(name)) for name in table.converted)
+        if isinstance(module, nn.Linear) and module.weight.requires_grad
+    )
     if layer is None:
         raise ValueError(
             "Laplace(structure='last-layer') needs a linear layer (torch.nn.Linear) that is not frozen, and none was "
