@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -129,7 +130,7 @@ class LaplacePosterior(Posterior):
 
     def log_marginal_likelihood(self) -> float:
         """Return ln p(D) of Laplace's approximation with the present prior and noise, in nats; see `log_evidence`."""
-        self._require_complete()
+        self.require_complete()
         variance = self._noise_variance()
         likelihood = self.log_likelihood.item() if variance is None else self._residuals().log_likelihood(variance)
         return log_evidence(likelihood, self.spectra(), self.prior_precision.tolist(), self.scale)
@@ -137,7 +138,7 @@ class LaplacePosterior(Posterior):
     @torch.no_grad()
     def maximise_evidence(self, *, fixed_precision: bool = False) -> None:
         """Set prior precision and, where it is one learned number, noise to those of most evidence."""
-        self._require_complete()
+        self.require_complete()
         variance = self._noise_variance()
         likelihood = self.likelihood
         learned = variance is not None and isinstance(likelihood, Gaussian) and likelihood.noise_std is None
@@ -159,10 +160,23 @@ class LaplacePosterior(Posterior):
                 likelihood.log_noise.fill_(0.5 * torch.tensor(found, dtype=torch.float64).log().item())
         self.set_prior_precision(chosen)
 
+    def choose_prior(self, val_loader: Iterable[Any], *, num_samples: int | None = None, seed: int = 0) -> None:
+        """Set the prior precision to that of least validation NLL, without another pass over the training data.
+
+        Args:
+            val_loader: Batches of (inputs, targets) that were not trained on.
+            num_samples: How many draws, where there is no closed form; None takes the posterior's own number.
+            seed: Of the draws.
+        """
+        from bayesify.posteriors._laplace._validation import choose_on_validation
+
+        choose_on_validation(self, val_loader, num_samples=num_samples, seed=seed)
+
     def _residuals(self) -> Residuals:
         return Residuals(self.square_sum.item(), self.targets.item(), self.power)
 
-    def _require_complete(self) -> None:
+    def require_complete(self) -> None:
+        """Raise, and say what to do, before the data were seen."""
         if not bool(self.complete):
             raise ValueError("There is no curvature yet: bayesify.fit(posterior, loader) makes a pass over the data.")
 

@@ -120,7 +120,7 @@ class LastLayerLaplacePosterior(LaplacePosterior):
 
     def covariance(self) -> Tensor:
         """Return the covariance of (W, b), (C D', C D'), with D' = D + 1 and a row of (W, b) after the other."""
-        self._require_complete()
+        self.require_complete()
         return (self._matrix / (self._values * self.scale + self.prior_precision)) @ self._matrix.T
 
     # -- draws ------------------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ class LastLayerLaplacePosterior(LaplacePosterior):
     @torch.no_grad()
     def closed_form(self, inputs: Any, *, num_samples: int | None = None, seed: int = 0) -> Prediction:
         """Predict in one pass: exact for regression; for classes the probit approximation, or draws of the logits."""
-        self._require_complete()
+        self.require_complete()
         output, features = self.features(inputs)
         return self.predictive(output, features, num_samples=num_samples, seed=seed)
 
