@@ -85,7 +85,8 @@ class Run:
         given = self.arguments
         settings = {"epochs": given.epochs[0], "lr": given.lr[0], "start_std": given.start_std[0], **changes}
         low, high = (settings["start_std"] * math.exp(by) for by in (-0.5, 0.5))
-        return BayesAdapter(**{**settings, "start_std": (low, high)}, log_std_lr=given.log_std_lr, seed=seed)
+        shared = {"schedule": given.schedule, "log_std_lr": given.log_std_lr, "seed": seed}
+        return BayesAdapter(**{**settings, "start_std": (low, high)}, **shared)
 
     def posterior(self, name: str, method: bayesify.Method, seed: int) -> tuple[bayesify.Posterior, dict[str, Any]]:
         """Convert and fit, from a checkpoint if there is one; return how long it took too."""
@@ -264,6 +265,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, nargs="*", default=[4], help="tuning tries all")
     parser.add_argument("--lr", type=float, nargs="*", default=[8e-4], help="of the means; tuning tries all")
     parser.add_argument("--start-std", type=float, nargs="*", default=[0.0041], help="middle; tuning tries all")
+    parser.add_argument("--schedule", choices=("constant", "cosine"), default="constant", help="of the means")
     parser.add_argument("--log-std-lr", type=float, default=0.1)
     parser.add_argument("--threshold", type=float, default=0.5, help="of the supervision, in nats")
     parser.add_argument("--draws", type=int, default=20)
@@ -279,6 +281,7 @@ def main() -> None:
     chosen = f"--part {arguments.part} --network {arguments.network} --images {arguments.images}"
     if arguments.part != "tuning":
         chosen += f" --epochs {arguments.epochs[0]} --lr {arguments.lr[0]} --start-std {arguments.start_std[0]}"
+        chosen += f" --schedule {arguments.schedule}"
     rows = Rows(None if arguments.trial else path, f"python -m experiments.adapter_cifar {chosen}")
 
     def make(name: str, function: Callable[[], dict[str, Any]]) -> None:
@@ -289,7 +292,7 @@ def main() -> None:
     first = arguments.seeds[0]
     if arguments.part == "tuning":
         for epochs, lr, std in product(arguments.epochs, arguments.lr, arguments.start_std):
-            label = f"epochs={epochs}, lr={lr:g}, start_std={std:g}"
+            label = f"epochs={epochs}, lr={lr:g}, {arguments.schedule}, start_std={std:g}"
             make(label, partial(tuning_row, run, {"epochs": epochs, "lr": lr, "start_std": std}, label))
     elif arguments.part == "main":
         make(f"map, seed {first}", partial(main_row, run, "map", first))
