@@ -104,18 +104,24 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--rows", type=int, default=128)
     parser.add_argument("--networks", nargs="*", default=["resnet20", "mlp"])
+    parser.add_argument("--parts", nargs="*", default=["predictions", "curvature"])
     arguments = parser.parse_args()
-    record: dict[str, Any] = {"command": "python -m benchmarks.laplace", "threads": torch.get_num_threads()}
+    record: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    record |= {"command": "python -m benchmarks.laplace", "threads": torch.get_num_threads()}
+
+    def keep(label: str, found: dict[str, float]) -> None:
+        record[label] = found
+        print(label, found, flush=True)
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps(record, indent=1))
+
     for name in arguments.networks:
         network, x, y = case(name, arguments.rows)
-        record[f"predictions of {name}"] = ratios(predictions(network, x, y), arguments.repeats)
-        print(f"predictions of {name}", record[f"predictions of {name}"], flush=True)
-        record[f"curvature of a batch of {name}"] = ratios(
-            fits(network, x, y, list(FITS)), max(3, arguments.repeats // 5)
-        )
-        print(f"curvature of a batch of {name}", record[f"curvature of a batch of {name}"], flush=True)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(record, indent=1))
+        if "predictions" in arguments.parts:
+            keep(f"predictions of {name}", ratios(predictions(network, x, y), arguments.repeats))
+        if "curvature" in arguments.parts:
+            found = ratios(fits(network, x, y, list(FITS)), max(3, arguments.repeats // 5))
+            keep(f"curvature of a batch of {name}", found)
 
 
 if __name__ == "__main__":

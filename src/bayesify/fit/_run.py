@@ -358,7 +358,9 @@ class Run:
 
     @property
     def _sample_size(self) -> int | None:
-        return 20 if self.val_loader is None else None
+        if self.val_loader is not None:
+            return None
+        return 20 if self.epochs else 4  # a single pass over the data should not be the smaller part of the work
 
     def _save(self, optimiser: Optimizer | None, schedule: Any) -> None:
         if self.checkpoint.folder is None:
