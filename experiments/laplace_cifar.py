@@ -101,6 +101,8 @@ class Run:
         others = {name: found[name].log_probs[None] for name in self.foreign}
         pairs = [(found[name].log_probs[None], y) for name, y in zip(("val", "test"), labels, strict=True)]
         row.update(calibrated(pairs[0], pairs[1], others))
+        for part in ("test", "test, calibrated"):  # of one prediction, where the posterior's own epistemic part counts
+            row[part] = {key: value for key, value in row[part].items() if "-epistemic/" not in key}
         for name in self.foreign:
             scores = found["test"].epistemic, found[name].epistemic
             row["test"][f"auroc-epistemic/{name}"] = round(measure.auroc(*scores), 5)
