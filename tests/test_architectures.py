@@ -127,7 +127,13 @@ def fit_a_little(posterior, inputs):
         labels = torch.zeros(output.shape[:-1], dtype=torch.long)
         batch = {**inputs, "labels": labels} if isinstance(inputs, dict) else (inputs, labels)
         fit(posterior, [batch], num_data=len(labels), progress=False, accuracy_tolerance=1)
-        assert all(bool(h.any()) for name, h in posterior.curvature.as_dict().items() if "weight" in name)
+        weights = {name: posterior.network.get_parameter(name) for name in posterior.names if name.endswith("weight")}
+        with posterior.mean():
+            moved = posterior.outputs(inputs).square().sum()
+        grads = torch.autograd.grad(moved, list(weights.values()), allow_unused=True)
+        for name, grad in zip(weights, grads, strict=True):  # a scale of zero hides what lies before it
+            reached = grad is not None and bool(grad.any())
+            assert bool(posterior.curvature.as_dict()[name].any()) == reached, name
     if not hasattr(posterior, "collect"):
         return
     for _ in range(3):

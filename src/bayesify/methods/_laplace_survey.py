@@ -209,7 +209,7 @@ class LaplaceSurvey(Survey):
             return self._sites
         network = posterior.network
         arguments = call(lambda *args, **kwargs: (args, kwargs), inputs)
-        plan = make_plan(network, posterior.names, lambda pair: network(*pair[0], **pair[1]), arguments)
+        plan = make_plan(network, posterior.names, arguments)
         sites, others = ready(plan, network)
         if isinstance(posterior, KroneckerLaplacePosterior):
             lost = [name for name in posterior.blocks if name in others]

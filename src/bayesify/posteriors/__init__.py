@@ -3,6 +3,7 @@
 from bayesify.posteriors._base import Draw, LossTerms, Posterior, ShapeError, require_posterior
 from bayesify.posteriors._dropout import AlphaDropoutNoise, DropoutNoise, NoisePosterior
 from bayesify.posteriors._gaussian import GaussianPosterior, NoiseKind
+from bayesify.posteriors._inputs import InputMixturePosterior, register_layer
 from bayesify.posteriors._laplace import (
     DiagonalLaplacePosterior,
     KroneckerLaplacePosterior,
@@ -23,6 +24,7 @@ __all__ = [
     "Draw",
     "DropoutNoise",
     "GaussianPosterior",
+    "InputMixturePosterior",
     "Key",
     "KroneckerLaplacePosterior",
     "LaplacePosterior",
@@ -44,6 +46,7 @@ __all__ = [
     "attach_noise",
     "norm_kind",
     "owners",
+    "register_layer",
     "register_norm",
     "require_posterior",
     "statistics_names",

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from bayesify.likelihoods import Gaussian
 from bayesify.posteriors._base import Posterior
-from bayesify.posteriors._gaussian._plan import tensor_of
 from bayesify.posteriors._laplace._evidence import Residuals, Spectrum, choose, log_evidence
+from bayesify.posteriors._weights import tensor_of
 
 __all__ = ["LaplacePosterior", "as_groups"]
 

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.posteriors._gaussian import GaussianPosterior
-from bayesify.posteriors._gaussian._plan import tensor_of
 from bayesify.posteriors._laplace._base import LaplacePosterior
 from bayesify.posteriors._laplace._evidence import Spectrum
-from bayesify.posteriors._weights import TensorTree
+from bayesify.posteriors._weights import TensorTree, tensor_of
 
 if TYPE_CHECKING:
     from bayesify.methods import Method

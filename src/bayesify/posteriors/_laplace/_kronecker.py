@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.posteriors._forward import forbid_fused_layers
-from bayesify.posteriors._gaussian._plan import tensor_of
 from bayesify.posteriors._laplace._base import LaplacePosterior
 from bayesify.posteriors._laplace._diagonal import constant_rows
 from bayesify.posteriors._laplace._evidence import Spectrum
 from bayesify.posteriors._noise import Key, generator_for
-from bayesify.posteriors._weights import TensorTree, owners
+from bayesify.posteriors._weights import TensorTree, owners, tensor_of
 
 if TYPE_CHECKING:
     from bayesify.methods import Method

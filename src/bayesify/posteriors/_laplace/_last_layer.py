@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from bayesify._tree import batch_rows
 from bayesify.likelihoods import Categorical
 from bayesify.likelihoods._closed import from_centred_moments, from_covariance
-from bayesify.posteriors._gaussian._plan import tensor_of
 from bayesify.posteriors._laplace._base import LaplacePosterior
 from bayesify.posteriors._laplace._evidence import Spectrum
 from bayesify.posteriors._noise import Key, generator_for
-from bayesify.posteriors._weights import TensorTree, owners
+from bayesify.posteriors._weights import TensorTree, owners, tensor_of
 from bayesify.prediction import Prediction
 
 if TYPE_CHECKING:
