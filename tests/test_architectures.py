@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from bayesify import ABNN, SWAG, BayesAdapter, DeepEnsemble, MCDropout, convert, predict
+from bayesify import ABNN, SWAG, BayesAdapter, DeepEnsemble, Laplace, MCDropout, convert, fit, predict
 from bayesify.methods import methods
 from tests.torchvision_stub import import_torchvision
 
@@ -114,11 +114,26 @@ def configuration(name, network):
         return ABNN(alpha=0.03)  # more would drown networks of random weights
     if name == "bayes-adapter":
         return BayesAdapter()  # as with ABNN, the example's noise is for small networks
+    if name == "laplace":
+        return Laplace(structure="diagonal", samples=1, prior_precision=1e4)
     return methods()[name].example()
 
 
 def fit_a_little(posterior, inputs):
-    """Let a SWAG posterior see some snapshots, so that its draws differ."""
+    """Let a SWAG posterior see some snapshots, and a Laplace posterior some data, so that their draws differ."""
+    if hasattr(posterior, "curvature"):
+        with torch.no_grad():
+            output = posterior.likelihood.classes_last(posterior.outputs(inputs))
+        labels = torch.zeros(output.shape[:-1], dtype=torch.long)
+        batch = {**inputs, "labels": labels} if isinstance(inputs, dict) else (inputs, labels)
+        fit(posterior, [batch], num_data=len(labels), progress=False, accuracy_tolerance=1)
+        weights = {name: posterior.network.get_parameter(name) for name in posterior.names if name.endswith("weight")}
+        with posterior.mean():
+            moved = posterior.outputs(inputs).square().sum()
+        grads = torch.autograd.grad(moved, list(weights.values()), allow_unused=True)
+        for name, grad in zip(weights, grads, strict=True):  # a scale of zero hides what lies before it
+            reached = grad is not None and bool(grad.any())
+            assert bool(posterior.curvature.as_dict()[name].any()) == reached, name
     if not hasattr(posterior, "collect"):
         return
     for _ in range(3):

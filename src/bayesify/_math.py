@@ -26,11 +26,17 @@ def entropy(log_probs: Tensor) -> Tensor:
 
 
 def minimise(
-    function: Callable[[float], float], low: float, high: float, *, start: float, points: int = 25
+    function: Callable[[float], float],
+    low: float,
+    high: float,
+    *,
+    start: float,
+    points: int = 25,
+    tolerance: float = 1e-6,
 ) -> tuple[float, float]:
     """Minimise a function of one number: a grid, then golden sections around its best point.
 
-    The result is never worse than `start`.
+    The result is never worse than `start`, and within `tolerance` of the minimum next to the grid's best point.
 
     >>> round(minimise(lambda x: (x - 0.3) ** 2, -4, 4, start=0.0)[0], 4)
     0.3
@@ -41,7 +47,7 @@ def minimise(
     centre = min(values, key=values.__getitem__)
     left, right = max(low, centre - step), min(high, centre + step)
     ratio = (5**0.5 - 1) / 2
-    while right - left > 1e-6:
+    while right - left > tolerance:
         a, b = right - ratio * (right - left), left + ratio * (right - left)
         values[a], values[b] = function(a), function(b)
         left, right = (left, b) if values[a] < values[b] else (a, right)

@@ -108,7 +108,7 @@ def evaluate(
     seed: int = 0,
     name: str | None = None,
     score: str = "total",
-    how: Literal["sampling", "mean"] = "sampling",
+    how: Literal["sampling", "closed-form", "mean"] = "sampling",
     progress: bool = False,
 ) -> Evaluation:
     """Predict a test set and foreign sets, and measure the predictions.
@@ -238,7 +238,7 @@ def measure_cost(
     inputs: Any,
     *,
     num_samples: int | None = None,
-    how: Literal["sampling", "mean"] = "sampling",
+    how: Literal["sampling", "closed-form", "mean"] = "sampling",
     repeats: int = 5,
 ) -> float:
     """Measure what a prediction costs, as a multiple of one pass of the plain network.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
-from bayesify import ABNN, IBNN, MAP, SWAG, BayesAdapter, DeepEnsemble, MCDropout, Method, Posterior
+from bayesify import ABNN, IBNN, MAP, SWAG, BayesAdapter, DeepEnsemble, Laplace, MCDropout, Method, Posterior
 
 CLASSES = 3
 
@@ -26,7 +26,8 @@ class Case:
         random: Whether draws differ at all.
         mean: Whether there is a mean network.
         any_draws: Whether any number of draws can be had.
-        prior: Whether a prior acts on parameters that no output depends on.
+        prior: Whether a prior moves parameters that no output depends on.
+        variant: What tells several rows of one method apart.
     """
 
     noisy: Method
@@ -35,10 +36,11 @@ class Case:
     mean: bool = True
     any_draws: bool = True
     prior: bool = False
+    variant: str = ""
 
     @property
     def name(self) -> str:
-        return self.noisy.name
+        return self.noisy.name + self.variant
 
 
 CASES = (
@@ -64,6 +66,17 @@ CASES = (
         BayesAdapter(start_std=(0.05, 0.1), epochs=2, weight_decay=0.01),
         BayesAdapter(start_std=(0.0, 0.0)),
         prior=True,
+    ),
+    Case(Laplace(), Laplace()),
+    Case(
+        Laplace(structure="diagonal", prior_precision=10.0),
+        Laplace(structure="diagonal"),
+        variant=", diagonal",
+    ),
+    Case(
+        Laplace(structure="kronecker", prior_per="layer", samples=2),
+        Laplace(structure="kronecker"),
+        variant=", kronecker",
     ),
     Case(
         IBNN(components=2, samples=2, epochs=2, start_std=(0.3, 0.1), weights="joint", latent_lr=0.1),

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from bayesify import ABNN, IBNN, MAP, SWAG, DeepEnsemble, MCDropout
+from bayesify import ABNN, IBNN, MAP, SWAG, DeepEnsemble, Laplace, MCDropout
 from bayesify.methods import methods
 
 __all__ = ["METHODS", "Attention", "TimeFirst", "Windows", "captured", "configurations", "mlp", "spread"]
@@ -15,6 +15,7 @@ METHODS = {
     "deep-ensemble": DeepEnsemble(members=2, start="perturbed"),
     "abnn": ABNN(members=2, samples=2),
     "ibnn": IBNN(components=2, samples=2, start_std=(0.2, 0.1)),
+    "laplace": Laplace(structure="diagonal"),
 }
 
 
@@ -24,7 +25,10 @@ def configurations():
 
 
 def spread(posterior):
-    """Give a SWAG posterior some spread, as fitting would; others stay as they are."""
+    """Give a SWAG or Laplace posterior some spread, as fitting would; others stay as they are."""
+    if hasattr(posterior, "set_prior_precision"):
+        posterior.complete.fill_(True)
+        posterior.set_prior_precision(25.0)
     if hasattr(posterior, "collect"):
         for _ in range(4):
             with torch.no_grad():

@@ -174,7 +174,7 @@ def add_predicting(parser: argparse.ArgumentParser, *, score: bool) -> None:
     """Add what says how predictions are made."""
     group = parser.add_argument_group("prediction")
     group.add_argument("--num-samples", type=_positive, metavar="N", help="how many draws; default: the posterior's")
-    group.add_argument("--how", default="sampling", help="sampling, or mean for one pass (default: %(default)s)")
+    group.add_argument("--how", default="sampling", help="sampling, closed-form, or mean (default: %(default)s)")
     group.add_argument("--seed", type=int, default=0, help="of everything random (default: %(default)s)")
     if score:
         group.add_argument(

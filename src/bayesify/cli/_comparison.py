@@ -114,13 +114,15 @@ def fit_method(task: Task, method: Method) -> Made:
     """Convert the network, and fit the posterior where its method learns."""
     posterior = convert(task.network, method, likelihood=task.likelihood)
     epochs = method.epochs if task.epochs is None else task.epochs
-    if epochs == 0:
+    surveys = method.survey(posterior, 1) is not None
+    if epochs == 0 and not surveys:
         return Made(posterior, 0.0)
     if task.train is None:
         raise ValueError("There is no training data to fit on.")
     folder = None if task.checkpoint is None else task.checkpoint / method.name
+    val = task.val if surveys else None  # a pass after the epochs may choose its settings on it
     start = time.perf_counter()
-    fit(posterior, task.train, epochs=epochs, checkpoint=folder, seed=task.seed, progress=task.progress)
+    fit(posterior, task.train, epochs=epochs, val_loader=val, checkpoint=folder, seed=task.seed, progress=task.progress)
     return Made(posterior, time.perf_counter() - start)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from bayesify._progress import bar
-from bayesify._tree import inputs_of
+from bayesify._tree import inputs_of, to_device
 from bayesify.fit._checkpoint import Checkpoint, Progress
 from bayesify.fit._engine import Engine
 from bayesify.fit._health import accuracy, check_finite, validation_nll, warn_if_worse
@@ -21,7 +21,7 @@ from bayesify.fit._history import EpochRecord, History
 from bayesify.fit._log import Log, open_log
 from bayesify.fit._paired import Paired
 from bayesify.fit._random import generators, random_state, restore_random_state, seed_all
-from bayesify.methods import Stage, UncertaintyRegulariser
+from bayesify.methods import Stage, Survey, UncertaintyRegulariser
 from bayesify.posteriors import LossTerms, Posterior
 
 __all__ = ["Run", "length"]
@@ -91,16 +91,24 @@ class Run:
             self.progress = Progress(**saved["progress"])
         if self.progress.done:
             return self.history
+        survey = self.method.survey(self.posterior, self.num_data)
+        if survey is not None:
+            survey.begin(self.val_loader)
         stages = self.method.stages(self.posterior)
         if saved is None:
             self._measure_before()
         else:
-            self.history.resumed_from = (stages[self.progress.stage].name, self.progress.epoch)
+            names = [*(stage.name for stage in stages), "survey"]
+            self.history.resumed_from = (names[self.progress.stage], self.progress.epoch)
         self.log = open_log(self.log_dir if self.engine.rank == 0 else None)
         try:
-            if self.epochs:
+            if self.epochs and self.progress.stage < len(stages):
                 self._all_epochs(stages, saved)
-            self._measure_after(accuracy_tolerance)
+                saved = None
+            if survey is not None:
+                self._survey(survey, len(stages), saved)
+            if self.epochs or survey is not None:
+                self._measure_after(accuracy_tolerance)
             self.progress.done = True
             self._save(None, None)
         finally:
@@ -123,6 +131,31 @@ class Run:
             self._seed(len(stages), 0, shared=True)
             self.posterior.train()
             self.method.finish(self.posterior, self.loader, lambda items: bar(items, "finish", shown=self.shown))
+
+    def _survey(self, survey: Survey, stage: int, saved: dict[str, Any] | None) -> None:
+        """Make, or go on with, the pass after the epochs; every process makes all of it, and comes to the same."""
+        if saved is None:
+            self.progress, self.sums = Progress(stage=stage), {}
+            self._seed(stage, 1, shared=True)
+            self.epoch_random = random_state(*self._loaders)
+            survey.reset()
+        else:
+            restore_random_state(saved["random"][self.engine.rank]["epoch"], *self._loaders)
+        state = self.progress
+        batches = iter(self.loader)
+        for _ in range(state.step):
+            next(batches)
+        if saved is not None:
+            restore_random_state(saved["random"][self.engine.rank]["now"], *self._loaders)
+        self.posterior.eval()
+        for batch in bar(batches, "survey", shown=self.shown, total=length(self.loader), initial=state.step):
+            survey.look(to_device(batch, self.engine.device))
+            state.step += 1
+            if self.checkpoint_steps is not None and state.step % self.checkpoint_steps == 0:
+                self._save(None, None)
+        if state.step == 0:
+            raise ValueError("The loader gave no batch. Check its data set, batch size and drop_last.")
+        survey.end(self.val_loader)
 
     def _stage(self, index: int, stage: Stage, loader: Iterable[Any], saved: dict[str, Any] | None) -> None:
         if not any(parameter.requires_grad for group in stage.groups for parameter in group["params"]):
@@ -311,7 +344,7 @@ class Run:
         self.history.accuracy_before = found[0] if found else None
 
     def _measure_after(self, tolerance: float) -> None:
-        if self.history.accuracy_before is None or not self.epochs:
+        if self.history.accuracy_before is None:
             return
         with self._measuring():
             found = accuracy(self.posterior, self._sample, original=False, max_batches=self._sample_size)
@@ -325,7 +358,9 @@ class Run:
 
     @property
     def _sample_size(self) -> int | None:
-        return 20 if self.val_loader is None else None
+        if self.val_loader is not None:
+            return None
+        return 20 if self.epochs else 4  # a single pass over the data should not be the smaller part of the work
 
     def _save(self, optimiser: Optimizer | None, schedule: Any) -> None:
         if self.checkpoint.folder is None:

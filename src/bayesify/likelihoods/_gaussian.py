@@ -103,6 +103,16 @@ class Gaussian(Likelihood):
             )
         return _drop_one(output), _drop_one(log_variance.expand_as(output))
 
+    def single_variance(self) -> float | None:
+        """Return the noise variance where it is one number for all examples and outputs, else None.
+
+        >>> Gaussian(0.5).single_variance(), Gaussian("head").single_variance()
+        (0.25, None)
+        """
+        if isinstance(self.noise_std, float):
+            return self.noise_std**2
+        return float((2 * self.log_noise.detach()).exp()) if self.noise_std is None else None
+
     def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
         """Return ln N(target; mean, noise variance), (B, ...)."""
         mean, log_variance = self._split(output)

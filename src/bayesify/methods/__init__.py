@@ -2,9 +2,10 @@
 
 from bayesify.methods._abnn import ABNN
 from bayesify.methods._adapter import BayesAdapter
-from bayesify.methods._base import Method, Stage, as_method, method_from_dict, methods, register
+from bayesify.methods._base import Method, Stage, Survey, as_method, method_from_dict, methods, register
 from bayesify.methods._deep_ensemble import DeepEnsemble, ensemble
 from bayesify.methods._ibnn import IBNN
+from bayesify.methods._laplace import Laplace
 from bayesify.methods._map import MAP
 from bayesify.methods._mc_dropout import MCDropout
 from bayesify.methods._swag import SWAG
@@ -17,9 +18,11 @@ __all__ = [
     "SWAG",
     "BayesAdapter",
     "DeepEnsemble",
+    "Laplace",
     "MCDropout",
     "Method",
     "Stage",
+    "Survey",
     "UncertaintyRegulariser",
     "as_method",
     "ensemble",

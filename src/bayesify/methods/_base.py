@@ -21,7 +21,17 @@ if TYPE_CHECKING:
     from bayesify.convert import Selection
     from bayesify.posteriors import Posterior
 
-__all__ = ["Method", "Schedule", "Stage", "as_method", "method_from_dict", "methods", "rate_factor", "register"]
+__all__ = [
+    "Method",
+    "Schedule",
+    "Stage",
+    "Survey",
+    "as_method",
+    "method_from_dict",
+    "methods",
+    "rate_factor",
+    "register",
+]
 
 _METHODS: dict[str, type[Method]] = {}
 Schedule = Literal["constant", "cosine", "held"]
@@ -40,6 +50,29 @@ class Stage:
     name: str
     groups: list[dict[str, Any]]
     context: Callable[[], AbstractContextManager[Any]] = field(default=nullcontext)
+
+
+class Survey(ABC):
+    """What a method learns from passes over the data after the epochs, without an optimiser.
+
+    All it has learned so far is in the posterior's buffers, so that a run that was killed can go on.
+    """
+
+    @abstractmethod
+    def begin(self, val_loader: Iterable[Any] | None) -> None:
+        """Check that there is all that `end` needs, before anything is computed."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forget what was learned from data before."""
+
+    @abstractmethod
+    def look(self, batch: Any) -> None:
+        """Learn from a batch, on the posterior's device; the network is in evaluation mode."""
+
+    @abstractmethod
+    def end(self, val_loader: Iterable[Any] | None) -> None:
+        """Act after the last batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +149,11 @@ class Method(ABC):
         self, posterior: Posterior, loader: Iterable[Any], progress: Callable[..., Any]
     ) -> None:
         """Act once after the last epoch."""
+
+    def survey(self, posterior: Posterior, num_data: int) -> Survey | None:
+        """Return what is learned from a pass over the data after the epochs; by default nothing."""
+        del posterior, num_data
+        return None
 
     # -- data -----------------------------------------------------------------------------------------------
 

@@ -4,6 +4,12 @@ from bayesify.posteriors._base import Draw, LossTerms, Posterior, ShapeError, re
 from bayesify.posteriors._dropout import AlphaDropoutNoise, DropoutNoise, NoisePosterior
 from bayesify.posteriors._gaussian import GaussianPosterior, NoiseKind
 from bayesify.posteriors._inputs import InputMixturePosterior, register_layer
+from bayesify.posteriors._laplace import (
+    DiagonalLaplacePosterior,
+    KroneckerLaplacePosterior,
+    LaplacePosterior,
+    LastLayerLaplacePosterior,
+)
 from bayesify.posteriors._members import MembersPosterior
 from bayesify.posteriors._noise import Key, Noise
 from bayesify.posteriors._norm_members import NormMembersPosterior, tracking_norms
@@ -14,11 +20,15 @@ from bayesify.posteriors._weights import TensorTree, owners, statistics_names
 
 __all__ = [
     "AlphaDropoutNoise",
+    "DiagonalLaplacePosterior",
     "Draw",
     "DropoutNoise",
     "GaussianPosterior",
     "InputMixturePosterior",
     "Key",
+    "KroneckerLaplacePosterior",
+    "LaplacePosterior",
+    "LastLayerLaplacePosterior",
     "LossTerms",
     "MembersPosterior",
     "Noise",

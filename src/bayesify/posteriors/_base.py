@@ -15,6 +15,7 @@ from bayesify.posteriors._batch_dims import learn_batch_dims
 from bayesify.posteriors._noise import Key, Noise, ShapeError
 from bayesify.posteriors._statistics import statistics_apart
 from bayesify.posteriors._swap import find_slots, swapped
+from bayesify.prediction import Prediction
 
 if TYPE_CHECKING:
     from bayesify.convert import Conversion
@@ -134,6 +135,20 @@ class Posterior(nn.Module):
                 "dimension must be the batch."
             )
         return output.reshape(draws, rows, *output.shape[1:])
+
+    def closed_form(self, inputs: Any, *, num_samples: int | None = None, seed: int = 0) -> Prediction:
+        """Return the prediction in closed form, in one pass, where the posterior has one.
+
+        Args:
+            inputs: B examples.
+            num_samples: Average so many draws of the outputs' Gaussian instead of a formula, where one is approximate.
+            seed: Of these.
+        """
+        del inputs, num_samples, seed
+        raise ValueError(
+            f"The posterior of {self.method.name!r} has no prediction in closed form; that of "
+            "Laplace(structure='last-layer') has. Use how='sampling'."
+        )
 
     def reference(self, inputs: Any) -> Tensor:
         """Return what the user's network returns, as long as nothing was learned."""

@@ -28,7 +28,7 @@ def predict(
     posterior: Posterior,
     inputs: Any,
     *,
-    how: Literal["sampling", "mean"] = "sampling",
+    how: Literal["sampling", "closed-form", "mean"] = "sampling",
     num_samples: int | None = None,
     seed: int | None = None,
     chunk_size: int | None = None,
@@ -46,8 +46,10 @@ def predict(
         posterior: From `convert` or `load`.
         inputs: A tensor (B, ...), a tuple or a mapping of such, or a loader. Batches of a loader may be inputs
             alone (a tensor or a mapping) or (inputs, targets); targets are not looked at.
-        how: "sampling", or "mean": one pass without noise.
-        num_samples: How many draws; None takes the posterior's own number.
+        how: "sampling"; "closed-form", where the posterior has one (`Laplace(structure="last-layer")`): one pass; or
+            "mean": one pass without noise.
+        num_samples: How many draws; None takes the posterior's own number. In closed form: None takes a formula, and a
+            number averages so many draws of the outputs' Gaussian, which cost next to nothing.
         seed: None takes one from torch's global generator.
         chunk_size: The largest number of examples in one pass; None chooses by the device.
         keep_samples: Whether to keep the draws' own predictions, (S, B, ...).
@@ -71,9 +73,11 @@ def predict(
         inputs = torch.from_numpy(inputs)
     if isinstance(inputs, Dataset):
         raise TypeError("predict takes a tensor or a loader, not a data set: wrap it in a torch.utils.data.DataLoader.")
-    if how not in ("sampling", "mean"):
-        raise ValueError(f"how must be 'sampling' or 'mean', but it is {how!r}.")
+    if how not in ("sampling", "closed-form", "mean"):
+        raise ValueError(f"how must be 'sampling', 'closed-form' or 'mean', but it is {how!r}.")
     check_output(output)
+    if how == "closed-form" and (output != "prediction" or keep_samples):
+        raise ValueError("A prediction in closed form has neither features nor samples: use how='sampling'.")
     if chunk_size is not None and chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1, but it is {chunk_size}.")
     if seed is None:
@@ -91,7 +95,10 @@ def predict(
             rows = chunk_size or (layout_of(posterior, batch, keys).rows if count else 1)
             for start in bar(range(0, count, rows), "predict", shown=progress and direct):
                 part = slice_rows(batch, start, min(start + rows, count)) if count > rows else batch
-                prediction = _predict_chunk(posterior, part, keys, how, keep_samples, output)
+                if how == "closed-form":
+                    prediction = posterior.closed_form(part, num_samples=num_samples, seed=seed)
+                else:
+                    prediction = _predict_chunk(posterior, part, keys, how, keep_samples, output)
                 parts.append(prediction if direct else prediction.cpu())
     if not parts:
         raise ValueError("There is nothing to predict: the inputs are empty. Check the loader or the tensor.")
