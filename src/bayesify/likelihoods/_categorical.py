@@ -48,8 +48,7 @@ class Categorical(Likelihood):
 
     def classes_last(self, output: Tensor, *, lead: int = 1) -> Tensor:
         """Move the class dimension to the end, in at least float32; `lead` dimensions come before the event."""
-        ndim = output.ndim - lead + 1
-        dim = self.class_dim if self.class_dim is not None else (-1 if ndim <= 3 else 1)
+        dim = self.position(output.ndim - lead + 1)
         logits = at_least_float32(output.movedim(dim if dim < 0 else dim + lead - 1, -1))
         if logits.shape[-1] == 1:
             raise ValueError(
@@ -57,6 +56,10 @@ class Categorical(Likelihood):
                 "from one logit use likelihood='binary'; for numbers use likelihood='regression'."
             )
         return logits
+
+    def position(self, ndim: int) -> int:
+        """Return which dimension of an output with this number of dimensions holds the classes."""
+        return self.class_dim if self.class_dim is not None else (-1 if ndim <= 3 else 1)
 
     def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
         """Return ln softmax(logits)_target, (B, ...)."""

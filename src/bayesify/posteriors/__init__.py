@@ -4,7 +4,7 @@ from bayesify.posteriors._base import Draw, LossTerms, Posterior, ShapeError, re
 from bayesify.posteriors._dropout import AlphaDropoutNoise, DropoutNoise, NoisePosterior
 from bayesify.posteriors._gaussian import GaussianPosterior, NoiseKind
 from bayesify.posteriors._members import MembersPosterior
-from bayesify.posteriors._noise import Key, Noise
+from bayesify.posteriors._noise import Key, Noise, NoiseTerms
 from bayesify.posteriors._norm_members import NormMembersPosterior, tracking_norms
 from bayesify.posteriors._norm_noise import NoiseShape, NormKind, NormNoise, attach_noise, norm_kind, register_norm
 from bayesify.posteriors._plain import PointPosterior
@@ -23,6 +23,7 @@ __all__ = [
     "NoiseKind",
     "NoisePosterior",
     "NoiseShape",
+    "NoiseTerms",
     "NormKind",
     "NormMembersPosterior",
     "NormNoise",
