@@ -115,6 +115,7 @@ class Noise:
         self.slots: dict[str, list[tuple[dict[str, Any], str]]] = {}  # where the network holds its random tensors
         self._blocks: dict[str, tuple[Any, Tensor]] = {}  # the last block of each site, at most BLOCK numbers
         self.layout: Any = None  # what the predictor learned about the network; only speed depends on it
+        self.predictors: dict[str, Any] = {}  # the predictors without draws, likewise
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Noise:
         """Return a new, fresh noise: modes are never copied."""

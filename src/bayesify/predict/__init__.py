@@ -20,15 +20,16 @@ from bayesify.posteriors import Key, Posterior, require_posterior
 from bayesify.predict._features import FeatureStream, check_output, features_read
 from bayesify.predict._laws import Law, laws
 from bayesify.predict._layout import layout_of
-from bayesify.predict._one_pass import OnePass
+from bayesify.predict._one_pass import ONE_PASS, one_pass_of
 from bayesify.predict._sampling import add_draws
+from bayesify.predict._scale import fit_variance_scale
+from bayesify.predict.streamlined import Moments, moment_rule
 from bayesify.prediction import Prediction
 
-__all__ = ["Law", "add_draws", "laws", "posterior_device", "predict"]
+__all__ = ["Law", "Moments", "add_draws", "fit_variance_scale", "laws", "moment_rule", "posterior_device", "predict"]
 
-How = Literal["sampling", "mean", "linearised"]
+How = Literal["sampling", "mean", "streamlined", "linearised", "moments", "margin"]
 _HOW = get_args(How)
-_ONE_PASS = ("linearised",)
 
 
 def predict(
@@ -42,6 +43,7 @@ def predict(
     keep_samples: bool = False,
     output: str = "prediction",
     variance_scale: float = 1.0,
+    input_variance: Tensor | None = None,
     progress: bool = False,
 ) -> Prediction:
     """Predict, with uncertainty.
@@ -54,16 +56,20 @@ def predict(
         posterior: From `convert` or `load`.
         inputs: A tensor (B, ...), a tuple or a mapping of such, or a loader. Batches of a loader may be inputs
             alone (a tensor or a mapping) or (inputs, targets); targets are not looked at.
-        how: "sampling"; "mean", one pass without noise; or "linearised", the exact variance of the outputs to first
-            order in what is random, for posteriors with independent Gaussian weights or noisy layers.
-        num_samples: How many draws; None takes the posterior's own number. "linearised" draws nothing but its Gaussian
-            outputs, which is cheap, and None takes closed forms instead.
+        how: "sampling"; "mean", one pass without noise; and, for posteriors with independent Gaussian weights or noisy
+            layers: "streamlined", mean and variance in one pass, by the engine that suits the network (the prediction's
+            `predictor` says which); "linearised", the exact variance of every output to first order in what is random,
+            by one backward pass each. "moments" and "margin" are the engines of "streamlined".
+        num_samples: How many draws; None takes the posterior's own number. Without sampling nothing is drawn but
+            Gaussian outputs, which is cheap, and None takes closed forms instead.
         seed: None takes one from torch's global generator.
         chunk_size: The largest number of examples in one pass; None chooses by the device.
         keep_samples: Whether to keep the draws' own predictions, (S, B, ...).
         output: "prediction"; or "features", the average over draws of what the network computes before its last
             linear layer, as a `FeaturePrediction`; or "features:<module>", of that module's input.
-        variance_scale: What "linearised" multiplies the outputs' variances with; `fit_variance_scale` finds it.
+        variance_scale: What predictors without draws multiply the outputs' variances with; `fit_variance_scale` finds
+            it.
+        input_variance: The variance of the inputs' first tensor, which broadcasts against it, for how="moments".
         progress: Whether to show a progress bar.
 
     Returns:
@@ -85,32 +91,37 @@ def predict(
     if how not in _HOW:
         raise ValueError(f"how must be one of {list(_HOW)}, but it is {how!r}.")
     check_output(output)
-    if how in _ONE_PASS:
+    if how in ONE_PASS:
         _check_one_pass(how, output, keep_samples, num_samples, variance_scale)
+    elif input_variance is not None:
+        raise ValueError(f"how={how!r} takes inputs as they are. Use how='moments' for an input_variance.")
     if chunk_size is not None and chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1, but it is {chunk_size}.")
     if seed is None:
         seed = int(torch.randint(2**31, ()))
     device = posterior_device(posterior)
-    keys = posterior.keys(None if how in _ONE_PASS else num_samples, seed)
+    keys = posterior.keys(None if how in ONE_PASS else num_samples, seed)
     direct = isinstance(inputs, Tensor | Mapping | tuple)
     batches = [inputs] if direct else bar(inputs, "predict", shown=progress)
     parts = []
-    one_pass: OnePass | None = None
     for batch in batches:
         batch = to_device(batch if direct else inputs_of(batch), device)
         count = batch_rows(batch)
         # The lock keeps other threads from seeing, and from ending, this evaluation mode.
         with torch.inference_mode(False), torch.no_grad(), posterior.noise.lock, evaluation_mode(posterior):
             rows = chunk_size or (layout_of(posterior, batch, keys).rows if count else 1)
-            if how in _ONE_PASS and count and one_pass is None:
-                one_pass = OnePass(posterior, how, batch, variance_scale)
+            one_pass = one_pass_of(posterior, how, batch) if how in ONE_PASS and count else None
             for start in bar(range(0, count, rows), "predict", shown=progress and direct):
                 part = slice_rows(batch, start, min(start + rows, count)) if count > rows else batch
                 if one_pass is None:
                     prediction = _predict_chunk(posterior, part, keys, how, keep_samples, output)
                 else:
-                    prediction = one_pass.predict(part, num_samples=num_samples, seed=seed)
+                    spread = input_variance
+                    if spread is not None and spread.ndim and len(spread) == count:
+                        spread = spread[start : start + rows]
+                    prediction = one_pass.predict(
+                        part, num_samples=num_samples, seed=seed, scale=variance_scale, input_variance=spread
+                    )
                 parts.append(prediction if direct else prediction.cpu())
     if not parts:
         raise ValueError("There is nothing to predict: the inputs are empty. Check the loader or the tensor.")
