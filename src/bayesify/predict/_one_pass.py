@@ -97,9 +97,15 @@ def one_pass_of(posterior: Posterior, how: str, inputs: Any) -> OnePass:
 
 
 def _state(posterior: Posterior) -> tuple[Any, ...]:
-    """Return what changes when a tensor of the posterior does, or what its outputs mean."""
-    tensors = [*posterior.parameters(), *posterior.buffers()]
-    return (id(posterior.likelihood), *((id(t), 0 if t.is_inference() else t._version) for t in tensors))
+    """Return what changes when a tensor of the posterior does, or what its outputs mean.
+
+    A version does not count what is written through `.data`, so a sum is looked at too.
+    """
+    with torch.no_grad():
+        tensors = [*posterior.parameters(), *posterior.buffers()]
+        versions = [(id(t), 0 if t.is_inference() else t._version, t.data_ptr(), t.dtype) for t in tensors]
+        sums = [t.sum().item() for t in tensors if t.is_floating_point()]
+    return (id(posterior.likelihood), *versions, *(number for number in sums if number == number))
 
 
 def _chosen(posterior: Posterior, law: Law, how: str, inputs: Any) -> Any:

@@ -114,7 +114,12 @@ def test_a_changed_posterior_is_seen():
             log_std.sub_(1.0)
         for log_std in posterior.log_std.buffers():
             log_std.sub_(1.0)
-    assert (predict(posterior, X, how="moments").logits_variance < first).all()
+    second = predict(posterior, X, how="moments").logits_variance
+    assert (second < first).all()
+    posterior.network[-1].weight.data.mul_(2.0)
+    assert not torch.equal(predict(posterior, X, how="moments").logits_variance, second)
+    single = predict(posterior.float(), X.float(), how="moments").logits_variance
+    assert single.dtype == torch.float32
 
 
 def test_an_operation_without_a_rule_is_named():
