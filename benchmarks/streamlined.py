@@ -77,7 +77,7 @@ def minilm(arguments: argparse.Namespace) -> dict[str, tuple[nn.Module, Gaussian
     torch.manual_seed(0)
     encoder, width, tokenise = make_encoder(arguments.encoder)
     network = Classifier(encoder, width, 10).eval()
-    texts = bayesify.data.load("clinc150", "test").inputs
+    texts = bayesify.data.load("clinc150", "test").texts
     inputs = dict(tokenise(tuple(texts[:: max(1, len(texts) // arguments.examples)][: arguments.examples])))
     layers = sorted({int(n.split("layer.")[1].split(".")[0]) for n, _ in network.named_parameters() if "layer." in n})
     last = tuple(f"layer.{index}." for index in layers[-2:])

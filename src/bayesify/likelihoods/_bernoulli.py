@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from bayesify._math import at_least_float32
 from bayesify.likelihoods._base import Likelihood, Stream
-from bayesify.likelihoods._categorical import Categorical, fit_temperature
+from bayesify.likelihoods._categorical import Categorical, fit_temperature, gaussian_information
 from bayesify.prediction import ClassificationPrediction
 
 __all__ = ["Bernoulli"]
@@ -74,10 +74,11 @@ class Bernoulli(Likelihood):
             pairs / (1 + torch.pi / 8 * variance).sqrt()[..., None], torch.zeros_like(pairs)
         )
         spread = 2 * (plain.probs[..., 0] * plain.probs[..., 1]) ** 2 * variance
+        epistemic = gaussian_information(damped.probs[..., 0] * damped.probs[..., 1] * variance, damped.total)
         return ClassificationPrediction(
             log_probs=damped.log_probs,
-            aleatoric=plain.aleatoric,
-            epistemic=(damped.total - plain.aleatoric).clamp_min(0),
+            aleatoric=damped.total - epistemic,
+            epistemic=epistemic,
             variation_ratio=damped.variation_ratio,
             model_variance=torch.minimum(spread, 1 - (damped.probs**2).sum(-1)),
             logits_mean=plain.logits_mean,
