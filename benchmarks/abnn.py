@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 import bayesify
 from bayesify import ABNN, DeepEnsemble
+from benchmarks.timing import keep, medians, plain_step
 from experiments.networks import pretrained
 
 RESULTS = Path(__file__).parent / "results" / "abnn.json"
@@ -43,35 +40,6 @@ PREDICTIONS = {
     "ABNN, 3 members, noise per element": ABNN(noise="element"),
     "deep ensemble of 20": DeepEnsemble(members=20, start="perturbed"),
 }
-
-
-def medians(functions: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
-    """Return the median time of each function over that of the first, run in turn."""
-    for function in functions.values():
-        function()
-    rounds = [{name: _seconds(function) for name, function in functions.items()} for _ in range(repeats)]
-    plain = next(iter(functions))
-    return {name: round(statistics.median(r[name] / r[plain] for r in rounds), 3) for name in functions}
-
-
-def _seconds(function: Callable[[], None]) -> float:
-    # With one thread the processor's time is the work, whatever else the machine does.
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    began = clock()
-    function()
-    return clock() - began
-
-
-def plain_step(network: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
-    """Return a training step of the network itself."""
-    optimiser = torch.optim.SGD(network.parameters(), lr=1e-4, momentum=0.9, nesterov=True, weight_decay=5e-4)
-
-    def step() -> None:
-        optimiser.zero_grad(set_to_none=True)
-        cross_entropy(network(x), y).backward()
-        optimiser.step()
-
-    return step
 
 
 def abnn_step(network: nn.Module, method: ABNN, x: Tensor, y: Tensor) -> Callable[[], None]:
@@ -191,12 +159,7 @@ def main() -> None:
         "prediction": medians(passes, max(3, arguments.repeats // 3)),
         "storage, three members": stored,
     }
-    for title in ("training step", "prediction", "storage, three members"):
-        print(f"\n{title}, as multiples of the plain network")
-        for name, value in record[title].items():
-            print(f"  {name:50}{value:8.3f}")
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(record, indent=1))
+    keep(record, RESULTS)
 
 
 if __name__ == "__main__":

@@ -14,18 +14,17 @@ import json
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 import bayesify
 from bayesify.posteriors._gaussian import _functions
 from bayesify.posteriors._gaussian._operations import Convolution
 from benchmarks.peers import gaussian_networks, peer_prediction, peer_step
+from benchmarks.timing import plain_step, seconds
 from experiments.networks import CifarResNet, pretrained
 
 RESULTS = Path(__file__).parent / "results" / "adapter.json"
@@ -35,19 +34,6 @@ KINDS = ("auto", "exemplar", "flipout", "shared")
 def mlp() -> nn.Module:
     """Return the MLP of the iBNN and APD papers."""
     return nn.Sequential(nn.Linear(784, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 10))
-
-
-def plain_step(network: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
-    """Return a step of plain training."""
-    optimiser = torch.optim.SGD(network.parameters(), lr=1e-4, momentum=0.9, nesterov=True, weight_decay=2e-4)
-    network.train()
-
-    def step() -> None:
-        optimiser.zero_grad()
-        cross_entropy(network(x), y).backward()
-        optimiser.step()
-
-    return step
 
 
 def random_step(network: nn.Module, x: Tensor, y: Tensor, kind: str) -> Callable[[], None]:
@@ -63,14 +49,6 @@ def random_step(network: nn.Module, x: Tensor, y: Tensor, kind: str) -> Callable
         optimiser.step()
 
     return step
-
-
-def seconds(function: Callable[[], object]) -> float:
-    """Return the time of one call."""
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    began = clock()
-    function()
-    return clock() - began
 
 
 def case(name: str) -> tuple[nn.Module, Tensor, Tensor]:

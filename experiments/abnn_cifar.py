@@ -63,12 +63,13 @@ ABLATIONS: dict[str, tuple[dict[str, Any], Any]] = {
 }
 # What is compared on validation images alone, after one epoch.
 TUNING: list[dict[str, Any]] = [
-    *({"alpha": alpha} for alpha in (0.05, 0.1, 0.15, 0.2)),
-    *({"alpha": 0.1, "eta": eta} for eta in (0.0, 3.0, 6.0)),
-    *({"alpha": 0.1, "lr": lr} for lr in (0.001, 0.02)),
-    {"alpha": 0.05, "lr": 0.02},
-    {"alpha": 0.1, "train": "all", "lr": 0.02},
-    {"alpha": 0.05, "train": "all", "statistics": "updated", "lr": 0.02},
+    *({"alpha": alpha} for alpha in (0.02, 0.05, 0.1, 0.15)),
+    *({"alpha": 0.05, "eta": eta} for eta in (0.0, 6.0)),
+    *({"alpha": 0.05, "lr": lr} for lr in (0.001, 0.02)),
+    {"alpha": 0.05, "noise": "channel"},
+    {"alpha": 0.1, "noise": "channel"},
+    {"alpha": 0.05, "statistics": "updated"},
+    {"alpha": 0.05, "train": "all", "statistics": "updated"},
 ]
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import time
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +30,17 @@ COMMAND = "python -m experiments.abnn_segmentation"
 
 
 class UNet(nn.Module):
-    """Three scales with skip connections and batch normalisation (Ronneberger et al. 2015, much smaller)."""
+    """Scales with skip connections and batch normalisation (Ronneberger et al. 2015, much smaller)."""
 
-    def __init__(self, width: int = 12) -> None:
-        """Make layers of `width`, twice and four times that."""
+    def __init__(self, width: int = 12, scales: int = 4) -> None:
+        """Make layers of `width`, and twice as many channels at each further scale."""
         super().__init__()
-        self.down1, self.down2 = self.block(3, width), self.block(width, 2 * width)
-        self.bottom = self.block(2 * width, 4 * width)
-        self.up2 = nn.ConvTranspose2d(4 * width, 2 * width, 2, stride=2)
-        self.merge2 = self.block(4 * width, 2 * width)
-        self.up1 = nn.ConvTranspose2d(2 * width, width, 2, stride=2)
-        self.merge1 = self.block(2 * width, width)
+        widths = [width * 2**scale for scale in range(scales)]
+        pairs = list(pairwise(widths))
+        self.first = self.block(3, width)
+        self.down = nn.ModuleList(self.block(fine, coarse) for fine, coarse in pairs)
+        self.up = nn.ModuleList(nn.ConvTranspose2d(coarse, fine, 2, stride=2) for fine, coarse in pairs)
+        self.merge = nn.ModuleList(self.block(2 * fine, fine) for fine, _ in pairs)
         self.head = nn.Conv2d(width, len(CLASSES), 1)
         self.pool = nn.MaxPool2d(2)
 
@@ -53,19 +54,23 @@ class UNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images (B, 3, H, W) to logits (B, C, H, W)."""
-        first = self.down1(x - 0.5)
-        second = self.down2(self.pool(first))
-        h = self.merge2(torch.cat([second, self.up2(self.bottom(self.pool(second)))], 1))
-        logits: Tensor = self.head(self.merge1(torch.cat([first, self.up1(h)], 1)))
+        h = self.first(x - 0.5)
+        kept = []
+        for block in self.down:
+            kept.append(h)
+            h = block(self.pool(h))
+        for up, merge in zip(reversed(self.up), reversed(self.merge), strict=True):  # type: ignore[call-overload]
+            h = merge(torch.cat([kept.pop(), up(h)], 1))
+        logits: Tensor = self.head(h)
         return logits
 
 
 METHODS: dict[str, bayesify.Method] = {
     "map": bayesify.MAP(),
-    "abnn": ABNN(epochs=2),
-    **{f"abnn, alpha={alpha}": ABNN(epochs=2, alpha=alpha) for alpha in (0.02, 0.1)},
-    "abnn, eta=0": ABNN(epochs=2, eta=0.0),
-    "mc-dropout": bayesify.MCDropout(p=0.1, insert_before="conv", epochs=2, lr=0.005, schedule="cosine"),
+    "abnn": ABNN(epochs=1),
+    **{f"abnn, alpha={alpha}": ABNN(epochs=1, alpha=alpha) for alpha in (0.02, 0.1)},
+    "abnn, eta=0": ABNN(epochs=1, eta=0.0),
+    "mc-dropout": bayesify.MCDropout(p=0.1, insert_before="conv", epochs=1, lr=0.005, schedule="cosine"),
     "deep ensemble of perturbed copies": bayesify.DeepEnsemble(
         members=3, start="perturbed", perturb_std=0.2, epochs=2, lr=0.02
     ),
@@ -145,9 +150,9 @@ def loader(scenes: Scenes, **options: Any) -> DataLoader:
 def main() -> None:
     """Train, convert, evaluate, draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--train", type=int, default=2000, help="number of training scenes")
+    parser.add_argument("--train", type=int, default=4000, help="number of training scenes")
     parser.add_argument("--test", type=int, default=100, help="number of test scenes of each kind")
-    parser.add_argument("--epochs", type=int, default=8, help="of the plain U-Net")
+    parser.add_argument("--epochs", type=int, default=12, help="of the plain U-Net")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--only", nargs="*", default=list(METHODS))
     parser.add_argument("--work", type=Path, default=Path("abnn-segmentation-work"), help="folder for checkpoints")
@@ -157,7 +162,10 @@ def main() -> None:
     val, test = make_scenes("val", arguments.test, seed=1), make_scenes("test", arguments.test, seed=2)
     foreign = {name: make_scenes("test", arguments.test, seed=3, foreign=name) for name in ("mnist", "notmnist")}
     torch.manual_seed(0)
-    plain = bayesify.convert(UNet(), bayesify.MAP(optimiser="adam", lr=3e-3, weight_decay=0.0, schedule="cosine"))
+    plain = bayesify.convert(
+        UNet().to(memory_format=torch.channels_last),
+        bayesify.MAP(optimiser="adam", lr=3e-3, weight_decay=0.0, schedule="cosine"),
+    )
     shuffled = loader(train, shuffle=True)
     bayesify.fit(plain, shuffled, epochs=arguments.epochs, checkpoint=arguments.work / "plain", progress=False)
     network = plain.network.eval()

@@ -21,7 +21,7 @@ import argparse
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from itertools import islice, product
 from pathlib import Path
@@ -85,7 +85,11 @@ class Run:
         given = self.arguments
         settings = {"epochs": given.epochs[0], "lr": given.lr[0], "start_std": given.start_std[0], **changes}
         low, high = (settings["start_std"] * math.exp(by) for by in (-0.5, 0.5))
-        return BayesAdapter(**{**settings, "start_std": (low, high)}, log_std_lr=given.log_std_lr, seed=seed)
+        shared = {
+            "optimiser": given.optimiser, "schedule": given.schedule, "log_std_lr": given.log_std_lr,
+            "log_std_schedule": "cosine" if given.optimiser == "adam" else "steps", "seed": seed,
+        }  # fmt: skip
+        return BayesAdapter(**{**settings, "start_std": (low, high)}, **shared)
 
     def posterior(self, name: str, method: bayesify.Method, seed: int) -> tuple[bayesify.Posterior, dict[str, Any]]:
         """Convert and fit, from a checkpoint if there is one; return how long it took too."""
@@ -113,9 +117,13 @@ def main_row(run: Run, name: str, seed: int) -> dict[str, Any]:
 
 
 def tuning_row(run: Run, changes: dict[str, Any], label: str) -> dict[str, Any]:
-    """Fit and measure on the validation images."""
+    """Fit and measure on the validation images; with supervision also what is detected among a hundred of them."""
     posterior, row = run.posterior(f"tuning-{label}", run.method(0, **changes), 0)
-    return {**row, **scored(posterior, run.val, None, num_samples=run.arguments.draws)}
+    row |= scored(posterior, run.val, None, num_samples=run.arguments.draws)
+    if run.arguments.supervised:
+        kinds = ["pgd", "trained on: noise in the ball", "trained on: patches of 8 shuffled"]
+        row["detected"] = detected(run, posterior, load("cifar10", "val"), 8 if run.arguments.trial else 100, kinds)
+    return row
 
 
 def scrambled(images: Tensor, seed: int = 0) -> Tensor:
@@ -126,14 +134,12 @@ def scrambled(images: Tensor, seed: int = 0) -> Tensor:
     return shifted.clamp(0, 1)
 
 
-def attack_row(run: Run, name: str, seed: int) -> dict[str, Any]:
-    """Return the average precision of the mutual information against each kind of foreign images."""
-    posterior, _ = run.posterior(name, run.method(seed), seed)
-    given = run.arguments
-    number, draws, steps = (8, 2, 2) if given.trial else (given.attacked, given.draws, 20)
-    data = load("cifar10", "test")
-    images, labels = data.inputs[:number].float(), data.targets[:number]
-    images = images / 255 if images.max() > 1 else images
+def detected(
+    run: Run, posterior: bayesify.Posterior, data: Any, number: int, kinds: Collection[str] | None = None
+) -> dict[str, Any]:
+    """Return the average precision of the mutual information against kinds of foreign images, which are printed."""
+    draws, steps = (2, 2) if run.arguments.trial else (run.arguments.draws, 20)
+    images, labels = data.inputs[:number], data.targets[:number]
 
     def predicted(x: Tensor) -> bayesify.ClassificationPrediction:
         found = bayesify.predict(posterior, cifar_inputs(x), num_samples=draws, seed=1)
@@ -156,22 +162,32 @@ def attack_row(run: Run, name: str, seed: int) -> dict[str, Any]:
         "not seen: random phases": lambda: scrambled(images),
     }
     own = predicted(images)
-    row: dict[str, Any] = {"seed": seed, "images": number, "accuracy": measure.accuracy(own.probs, labels)}
+    row: dict[str, Any] = {"images": number, "draws": draws, "accuracy": measure.accuracy(own.probs, labels)}
     for kind, make in sets.items():
-        foreign = predicted(make())
-        row[kind] = {
-            "average precision": round(measure.average_precision(own.epistemic, foreign.epistemic), 4),
-            "by total entropy": round(measure.average_precision(own.total, foreign.total), 4),
-            "accuracy": round(measure.accuracy(foreign.probs, labels), 4),
-        }
-        print(name, kind, row[kind], flush=True)
-    for kind, loader in run.foreign.items():
-        foreign = bayesify.predict(posterior, loader, num_samples=draws, seed=1)[:number]
-        row[f"not seen: {kind}"] = {
-            "average precision": round(measure.average_precision(own.epistemic, foreign.epistemic), 4),
-            "by total entropy": round(measure.average_precision(own.total, foreign.total), 4),
-        }
+        if kinds is None or kind in kinds:
+            foreign = predicted(make())
+            row[kind] = {**_precisions(own, foreign), "accuracy": round(measure.accuracy(foreign.probs, labels), 4)}
+            print(kind, row[kind], flush=True)
+    if kinds is None:
+        for kind, loader in run.foreign.items():
+            row[f"not seen: {kind}"] = _precisions(
+                own, bayesify.predict(posterior, loader, num_samples=draws, seed=1)[:number]
+            )
     return row
+
+
+def _precisions(own: bayesify.Prediction, foreign: bayesify.Prediction) -> dict[str, float]:
+    return {
+        "average precision": round(measure.average_precision(own.epistemic, foreign.epistemic), 4),
+        "by total entropy": round(measure.average_precision(own.score("total"), foreign.score("total")), 4),
+    }
+
+
+def attack_row(run: Run, name: str, seed: int) -> dict[str, Any]:
+    """Detect foreign images among the first test images; the adaptive attack is made where there is a detector."""
+    posterior, _ = run.posterior(name, run.method(seed), seed)
+    number = 8 if run.arguments.trial else run.arguments.attacked
+    return {"seed": seed, **detected(run, posterior, load("cifar10", "test"), number)}
 
 
 def figure_row(run: Run, name: str, seed: int) -> dict[str, Any]:
@@ -264,6 +280,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, nargs="*", default=[4], help="tuning tries all")
     parser.add_argument("--lr", type=float, nargs="*", default=[8e-4], help="of the means; tuning tries all")
     parser.add_argument("--start-std", type=float, nargs="*", default=[0.0041], help="middle; tuning tries all")
+    parser.add_argument("--optimiser", choices=("sgd", "adam"), default="sgd")
+    parser.add_argument("--supervised", action="store_true", help="tune with foreign images")
+    parser.add_argument("--schedule", choices=("constant", "cosine"), default="constant", help="of the means")
     parser.add_argument("--log-std-lr", type=float, default=0.1)
     parser.add_argument("--threshold", type=float, default=0.5, help="of the supervision, in nats")
     parser.add_argument("--draws", type=int, default=20)
@@ -279,6 +298,8 @@ def main() -> None:
     chosen = f"--part {arguments.part} --network {arguments.network} --images {arguments.images}"
     if arguments.part != "tuning":
         chosen += f" --epochs {arguments.epochs[0]} --lr {arguments.lr[0]} --start-std {arguments.start_std[0]}"
+        chosen += f" --optimiser {arguments.optimiser} --schedule {arguments.schedule}"
+        chosen += f" --log-std-lr {arguments.log_std_lr}"
     rows = Rows(None if arguments.trial else path, f"python -m experiments.adapter_cifar {chosen}")
 
     def make(name: str, function: Callable[[], dict[str, Any]]) -> None:
@@ -289,7 +310,8 @@ def main() -> None:
     first = arguments.seeds[0]
     if arguments.part == "tuning":
         for epochs, lr, std in product(arguments.epochs, arguments.lr, arguments.start_std):
-            label = f"epochs={epochs}, lr={lr:g}, start_std={std:g}"
+            label = f"epochs={epochs}, {arguments.optimiser}, lr={lr:g}, {arguments.schedule}, start_std={std:g}"
+            label += f", log_std_lr={arguments.log_std_lr:g}{', supervised' if arguments.supervised else ''}"
             make(label, partial(tuning_row, run, {"epochs": epochs, "lr": lr, "start_std": std}, label))
     elif arguments.part == "main":
         make(f"map, seed {first}", partial(main_row, run, "map", first))

@@ -18,11 +18,19 @@ __all__ = ["AugmentedImages", "foreign_loaders", "loaders"]
 
 
 class AugmentedImages(Dataset[tuple[Tensor, Tensor]]):
-    """Training images, shifted by up to four pixels and mirrored at random."""
+    """Training images, shifted by up to four pixels and mirrored at random.
+
+    The border is black, as it was when the networks were trained. A grey one (zeros after the normalisation) would
+    change the statistics of the first layers: re-estimated on such images they cost ResNet-20 three points of accuracy.
+
+    >>> images = AugmentedImages(torch.ones(1, 3, 32, 32), torch.zeros(1, dtype=torch.long))
+    >>> (images.images[0, :, 0, 0] == cifar_inputs(torch.zeros(1, 3, 1, 1))[0, :, 0, 0]).all().item()
+    True
+    """
 
     def __init__(self, images: Tensor, labels: Tensor) -> None:
-        """Keep normalised images (N, 3, 32, 32), padded once."""
-        self.images = pad(images, (4, 4, 4, 4))
+        """Keep images (N, 3, 32, 32) with values from 0 to 1, padded and normalised once."""
+        self.images = cifar_inputs(pad(images, (4, 4, 4, 4)))
         self.labels = labels
 
     def __len__(self) -> int:
@@ -39,7 +47,7 @@ class AugmentedImages(Dataset[tuple[Tensor, Tensor]]):
 def loaders(batch_size: int = 128, *, images: int = 50_000) -> tuple[DataLoader, DataLoader, DataLoader]:
     """Return loaders of augmented training images (the first so many), of validation images and of test images."""
     train, val, test = (load("cifar10", split) for split in ("train", "val", "test"))
-    augmented = AugmentedImages(cifar_inputs(train.inputs[:images]), train.targets[:images])
+    augmented = AugmentedImages(train.inputs[:images], train.targets[:images])
     return (
         DataLoader(augmented, batch_size, shuffle=True, drop_last=True),
         DataLoader(TensorDataset(cifar_inputs(val.inputs), val.targets), 256),

@@ -14,6 +14,7 @@ from bayesify.fit import History, fit
 from bayesify.likelihoods import Bernoulli, Categorical, Custom, Gaussian, Likelihood
 from bayesify.methods import (
     ABNN,
+    IBNN,
     MAP,
     SWAG,
     BayesAdapter,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ABNN",
+    "IBNN",
     "MAP",
     "SWAG",
     "BayesAdapter",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
-from bayesify import ABNN, MAP, SWAG, BayesAdapter, DeepEnsemble, MCDropout, Method, Posterior
+from bayesify import ABNN, IBNN, MAP, SWAG, BayesAdapter, DeepEnsemble, MCDropout, Method, Posterior
 
 CLASSES = 3
 
@@ -64,6 +64,10 @@ CASES = (
         BayesAdapter(start_std=(0.05, 0.1), epochs=2, weight_decay=0.01),
         BayesAdapter(start_std=(0.0, 0.0)),
         prior=True,
+    ),
+    Case(
+        IBNN(components=2, samples=2, epochs=2, start_std=(0.3, 0.1), weights="joint", latent_lr=0.1),
+        IBNN(components=2, samples=2, means_std=0.0, start_std=(0.0, 0.0)),
     ),
 )
 

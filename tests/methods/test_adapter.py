@@ -129,6 +129,18 @@ def test_groups_and_the_schedule_of_appendix_b(optimiser: str):
     assert_close([rate[1] for rate in rates], expected, rtol=1e-9, atol=0)
 
 
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "held"])
+def test_the_means_take_every_schedule_that_methods_have(schedule: str):
+    method = BayesAdapter(lr=0.5, schedule=schedule, log_std_schedule="constant", log_std_lr=0.1)
+    made = method.make_optimiser(method.stages(bayesify.convert(_network(), method))[0].groups)
+    rates = method.make_schedule(made, 10)
+    for _ in range(9):
+        made.step()
+        rates.step()
+    factor = {"constant": 1.0, "cosine": (1 + math.cos(0.9 * math.pi)) / 2, "held": 0.01}[schedule]
+    assert [group["lr"] for group in made.param_groups] == pytest.approx([0.5 * factor, 0.1])
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

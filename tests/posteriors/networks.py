@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from bayesify import ABNN, MAP, SWAG, DeepEnsemble, MCDropout
+from bayesify import ABNN, IBNN, MAP, SWAG, DeepEnsemble, MCDropout
 from bayesify.methods import methods
 
 __all__ = ["METHODS", "Attention", "TimeFirst", "Windows", "captured", "configurations", "mlp", "spread"]
@@ -14,6 +14,7 @@ METHODS = {
     "swag": SWAG(rank=2, num_draws=2),
     "deep-ensemble": DeepEnsemble(members=2, start="perturbed"),
     "abnn": ABNN(members=2, samples=2),
+    "ibnn": IBNN(components=2, samples=2, start_std=(0.2, 0.1)),
 }
 
 

@@ -228,3 +228,16 @@ def test_layers_that_also_activate():
         other.member_tensors(0)["0.bias"].add_(1)  # the copy's beta, not the original's
         assert not torch.isclose(other.draw(0)(x), expected).all()
     torch.testing.assert_close(posterior.draw(0)(x), expected, **EXACT)
+
+
+@torch.no_grad()
+def test_a_layer_that_fails_in_a_draw_has_its_own_scales_again():
+    layer, x = make("LayerNorm")
+    posterior = convert(nn.Sequential(layer), ABNN(alpha=0.3, members=1))
+    draw, own = posterior.draw(7), posterior.network[0].weight
+    expected = draw(x)
+    with pytest.raises(RuntimeError, match="normalized_shape"):
+        draw(x[..., :3])
+    assert posterior.network[0].weight is own
+    torch.testing.assert_close(draw(x), expected, **EXACT)
+    assert [name for name, _ in posterior.named_parameters() if "output_noise" in name] == []

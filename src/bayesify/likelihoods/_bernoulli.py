@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from bayesify._math import at_least_float32
 from bayesify.likelihoods._base import Likelihood, Stream
-from bayesify.likelihoods._categorical import Categorical, fit_temperature, gaussian_information
+from bayesify.likelihoods._categorical import Categorical, fit_temperature
 from bayesify.prediction import ClassificationPrediction
 
 __all__ = ["Bernoulli"]
@@ -74,7 +75,7 @@ class Bernoulli(Likelihood):
             pairs / (1 + torch.pi / 8 * variance).sqrt()[..., None], torch.zeros_like(pairs)
         )
         spread = 2 * (plain.probs[..., 0] * plain.probs[..., 1]) ** 2 * variance
-        epistemic = gaussian_information(damped.probs[..., 0] * damped.probs[..., 1] * variance, damped.total)
+        epistemic = torch.minimum(_information(pairs[..., 1] / self.temperature, variance), damped.total)
         return ClassificationPrediction(
             log_probs=damped.log_probs,
             aleatoric=damped.total - epistemic,
@@ -89,6 +90,18 @@ class Bernoulli(Likelihood):
         pair = Categorical(class_dim=-1)
         pair.temperature = self.temperature
         return pair
+
+
+def _information(mean: Tensor, variance: Tensor) -> Tensor:
+    """Return the mutual information of the answer and its Gaussian logit, H[E p] - E H[p], by quadrature."""
+    points, weights = np.polynomial.hermite_e.hermegauss(32)
+    nodes, shares = (torch.from_numpy(x).to(mean) for x in (points, weights / weights.sum()))
+    logits = mean[..., None] + variance.sqrt()[..., None] * nodes
+    yes = torch.sigmoid(logits)
+    average = (yes * shares).sum(-1)
+    each = functional.softplus(logits) - logits * yes  # H[p] = ln(1 + e^l) - l p
+    entropy: Tensor = torch.special.entr(average) + torch.special.entr(1 - average)
+    return (entropy - (each * shares).sum(-1)).clamp_min(0)
 
 
 def _squeeze(output: Tensor, ndim: int) -> Tensor:

@@ -4,6 +4,7 @@ from bayesify.methods._abnn import ABNN
 from bayesify.methods._adapter import BayesAdapter
 from bayesify.methods._base import Method, Stage, as_method, method_from_dict, methods, register
 from bayesify.methods._deep_ensemble import DeepEnsemble, ensemble
+from bayesify.methods._ibnn import IBNN
 from bayesify.methods._map import MAP
 from bayesify.methods._mc_dropout import MCDropout
 from bayesify.methods._swag import SWAG
@@ -11,6 +12,7 @@ from bayesify.methods._uncertainty import UncertaintyRegulariser
 
 __all__ = [
     "ABNN",
+    "IBNN",
     "MAP",
     "SWAG",
     "BayesAdapter",

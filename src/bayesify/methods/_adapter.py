@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from bayesify.convert import Selection, require_something, select_parameters
-from bayesify.methods._base import Method, Stage, register
+from bayesify.methods._base import Method, Stage, rate_factor, register
 from bayesify.posteriors import GaussianPosterior, LossTerms, NoiseKind, Posterior
-from bayesify.posteriors._gaussian._plan import tensor_of
+from bayesify.posteriors._weights import tensor_of
 
 __all__ = ["BayesAdapter"]
 
@@ -200,14 +200,17 @@ class BayesAdapter(Method):
 
     def make_schedule(self, optimiser: Optimizer, total_steps: int) -> LambdaLR:
         """Return a schedule with psi's own rate."""
-        total = max(total_steps, 1)
-        rates: dict[str, Callable[[int], float]] = {
-            "constant": lambda step: 1.0,
-            "cosine": lambda step: 0.5 * (1 + math.cos(math.pi * min(step, total) / total)),
-            "steps": lambda step: 0.2 ** min(3, 4 * step // total),
-        }
         named = [group.get("name") == _LOG_STDS for group in optimiser.param_groups]
-        return LambdaLR(optimiser, [rates[self.log_std_schedule if own else self.schedule] for own in named])
+        kinds = [self.log_std_schedule if own else self.schedule for own in named]
+        return LambdaLR(
+            optimiser, [_steps(total_steps) if kind == "steps" else rate_factor(kind, total_steps) for kind in kinds]
+        )
+
+
+def _steps(total_steps: int) -> Callable[[int], float]:
+    """Return a rate's factor that falls to a fifth after each quarter of the run."""
+    total = max(total_steps, 1)
+    return lambda step: 0.2 ** min(3, 4 * step // total)
 
 
 def _constants(posterior: GaussianPosterior) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bayesify.convert import Selection, convert, require_something, select_parameters
 from bayesify.likelihoods import Likelihood
-from bayesify.methods._base import Method, Stage, register
+from bayesify.methods._base import Method, Schedule, Stage, register
 from bayesify.methods._members import member_losses, member_stages
 from bayesify.posteriors import LossTerms, MembersPosterior, Posterior, statistics_names
 
@@ -44,7 +44,7 @@ class DeepEnsemble(Method):
     epochs: int = 30
     lr: float = 0.05
     weight_decay: float = 5e-4
-    schedule: Literal["constant", "cosine"] = "cosine"
+    schedule: Schedule = "cosine"
 
     def __post_init__(self) -> None:
         """Check the settings."""

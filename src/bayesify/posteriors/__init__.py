@@ -3,6 +3,7 @@
 from bayesify.posteriors._base import Draw, LossTerms, Posterior, ShapeError, require_posterior
 from bayesify.posteriors._dropout import AlphaDropoutNoise, DropoutNoise, NoisePosterior
 from bayesify.posteriors._gaussian import GaussianPosterior, NoiseKind
+from bayesify.posteriors._inputs import InputMixturePosterior, register_layer
 from bayesify.posteriors._members import MembersPosterior
 from bayesify.posteriors._noise import Key, Noise, NoiseTerms
 from bayesify.posteriors._norm_members import NormMembersPosterior, tracking_norms
@@ -16,6 +17,7 @@ __all__ = [
     "Draw",
     "DropoutNoise",
     "GaussianPosterior",
+    "InputMixturePosterior",
     "Key",
     "LossTerms",
     "MembersPosterior",
@@ -35,6 +37,7 @@ __all__ = [
     "attach_noise",
     "norm_kind",
     "owners",
+    "register_layer",
     "register_norm",
     "require_posterior",
     "statistics_names",

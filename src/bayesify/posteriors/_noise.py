@@ -105,6 +105,7 @@ class Noise:
         self.keys: tuple[Key, ...] = ()
         self.member: int | None = None
         self.foreign = 0  # how many of the last rows are foreign inputs, which must not enter statistics
+        self.assigned: Tensor | None = None  # the component of each row of a fresh pass, where there are components
         self.fired = False
         self._rows = 0
         self._folded = False
@@ -221,10 +222,7 @@ class Noise:
         Returns:
             A tensor of x's shape; (S B, ...) where S draws are evaluated together and x held one copy.
         """
-        # A layer that forward uses in several places has noise of its own in each.
-        self._calls[site] += 1
-        if self._calls[site] > 1:
-            site = f"{site}#{self._calls[site]}"
+        site = self._called(site)
         if self._shapes is not None:
             self._shapes[site] = x.shape
         if self.silent:
@@ -252,6 +250,21 @@ class Noise:
             shape[batch_dim + 1] = rows
             noise = _random(shape, law, x, None)
         return combine(grid, noise).reshape(*before, draws * rows * inner, *after)
+
+    def alone(self, site: str, shape: list[int], law: Law, like: Tensor) -> Tensor | None:
+        """Return the noise of a site where one draw is evaluated by itself, so that a layer can take other tensors.
+
+        None in every other mode: `perturb` has to be called then.
+        """
+        if self.silent or len(self.keys) != 1 or self._shapes is not None:
+            return None
+        self.fired = True
+        return self._drawn(self._called(site), shape, law, like)[0]
+
+    def _called(self, site: str) -> str:
+        # A layer that forward uses in several places has noise of its own in each.
+        self._calls[site] += 1
+        return site if self._calls[site] == 1 else f"{site}#{self._calls[site]}"
 
     def _perturb_without_batch(
         self,

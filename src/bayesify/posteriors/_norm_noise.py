@@ -38,6 +38,7 @@ _KINDS: dict[type[nn.Module], NormKind] = {
     **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.GroupNorm), _CHANNELS),
     **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), _CHANNELS),
 }
+_OWN = set(_KINDS)  # whose output is known to be weight xhat + bias
 # By package and name, so that nothing is imported that the user has not. A star stands for any beginning.
 _KNOWN: dict[tuple[str, str], NormKind] = {
     ("transformers", "*RMSNorm"): _FEATURES,
@@ -84,7 +85,8 @@ class NormNoise(nn.Module):
 
     Computed from the layer's own output y = gamma xhat + beta as u = y (1 + alpha eps) - alpha eps beta: a scale and a
     shift. A draw has one eps for all examples, so with noise per channel it is the network with the scales
-    gamma (1 + alpha eps); a fresh pass has eps for each example, or with "channel" for the batch.
+    gamma (1 + alpha eps), and torch's own layers are run with those where a draw is evaluated by itself: at the cost of
+    a plain pass. A fresh pass has eps for each example, or with "channel" for the batch.
 
     Args:
         alpha: The standard deviation of the noise.
@@ -103,6 +105,7 @@ class NormNoise(nn.Module):
         self.site = site
         self.shape = shape
         self.channel_dims = channel_dims
+        self.kept: list[nn.Parameter] = []  # gamma, while the layer has another
 
     def forward(self, y: Tensor, beta: Tensor | None) -> Tensor:
         """Add noise to a normalised output; beta is the layer's shift."""
@@ -128,6 +131,14 @@ class NormNoise(nn.Module):
             return beta.reshape(-1, *(1,) * (ndim - 2))
         return beta
 
+    def scaled(self, gamma: Tensor) -> Tensor | None:
+        """Return gamma (1 + alpha eps) where one draw is evaluated by itself, else None."""
+        if self.alpha == 0 or self.shape == "element":
+            return None
+        wide = torch.promote_types(gamma.dtype, torch.float32)
+        eps = self.noise.alone(self.site, list(gamma.shape), "normal", gamma)
+        return None if eps is None else (gamma * (1 + self.alpha * eps.to(wide))).to(gamma.dtype)
+
     def _combine(self, beta: Tensor | None, y: Tensor, eps: Tensor) -> Tensor:
         # One plus a small number has no room for it in half precision.
         wide = torch.promote_types(y.dtype, torch.float32)
@@ -151,10 +162,34 @@ def attach_noise(module: nn.Module, kind: NormKind, alpha: float, noise: Noise, 
     if kind.channel_dim is None:
         dims = tuple(range(-len(getattr(module, "normalized_shape", (1,))), 0))
     module.add_module("output_noise", NormNoise(alpha, noise, site, shape=shape, channel_dims=dims))
-    if kind.before is None:
+    if type(module) in _OWN and getattr(module, "weight", None) is not None:
+        module.register_forward_pre_hook(_scale)
+        module.register_forward_hook(_after_scale, always_call=True)
+    elif kind.before is None:
         module.register_forward_hook(_after)
     else:
         module.get_submodule(kind.before).register_forward_pre_hook(partial(_inside, module))
+
+
+def _scale(module: nn.Module, args: Any) -> None:
+    del args
+    noise = module.get_submodule("output_noise")
+    assert isinstance(noise, NormNoise)
+    gamma = module._parameters["weight"]
+    assert gamma is not None
+    scaled = noise.scaled(gamma)
+    if scaled is not None:
+        noise.kept.append(gamma)
+        module._parameters["weight"] = scaled  # type: ignore[assignment]
+
+
+def _after_scale(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+    noise = module.get_submodule("output_noise")
+    assert isinstance(noise, NormNoise)
+    if noise.kept:
+        module._parameters["weight"] = noise.kept.pop()
+        return None
+    return None if output is None else _after(module, args, output)  # None: the layer raised an error
 
 
 def _after(module: nn.Module, args: Any, output: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Codec", "TensorTree", "batch_norms", "owners", "statistics_names"]
+__all__ = ["Codec", "TensorTree", "batch_norms", "owners", "statistics_names", "tensor_of"]
 
 
 class TensorTree(nn.Module):
@@ -106,3 +106,10 @@ def owners(network: nn.Module, names: Iterable[str]) -> set[nn.Module]:
             found.add(module)
     called = {m.out_proj for m in found if isinstance(m, nn.MultiheadAttention)}
     return found - called
+
+
+def tensor_of(network: nn.Module, name: str) -> Tensor:
+    """Return a parameter, or what is in its place for the time of a pass."""
+    owner, _, last = name.rpartition(".")
+    found: Tensor = getattr(network.get_submodule(owner), last)
+    return found

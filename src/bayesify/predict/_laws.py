@@ -96,6 +96,11 @@ def _(posterior: MembersPosterior) -> list[Law]:
 
 def _in_order(network: nn.Module) -> tuple[nn.Module, ...]:
     noisy = noisy_layers(network)
+    unknown = [type(module).__name__ for module in noisy if not hasattr(module, "noise_terms")]
+    if unknown:
+        raise ValueError(
+            f"A noisy layer of type {unknown[0]} has no noise_terms, so that draws are needed: how='sampling'."
+        )
     return tuple(module for module in network.modules() if module in noisy)
 
 

@@ -16,12 +16,13 @@ from bayesify._files import write_atomically
 from bayesify.data._optional import require
 from bayesify.evaluate import Evaluation
 from bayesify.prediction import ClassificationPrediction
+from bayesify.report._components import plot_components
 from bayesify.report._gallery import Gallery, check_images, choose, galleries
 from bayesify.report._sections import sections
 from bayesify.report._summary import summary
 from bayesify.report._svg import SETTINGS
 
-__all__ = ["write_report"]
+__all__ = ["plot_components", "write_report"]
 
 
 def write_report(

@@ -14,10 +14,11 @@ from bayesify._tree import call
 from bayesify.posteriors._base import Posterior
 from bayesify.posteriors._forward import forbid_fused_layers, patched_forward
 from bayesify.posteriors._gaussian._kernels import KERNELS
-from bayesify.posteriors._gaussian._plan import Plan, make_plan, tensor_of
+from bayesify.posteriors._gaussian._plan import Plan, make_plan
 from bayesify.posteriors._gaussian._site import NoiseKind, Pass, Site
+from bayesify.posteriors._look import refuse_recomputation
 from bayesify.posteriors._noise import Key, generator_for
-from bayesify.posteriors._weights import TensorTree, owners
+from bayesify.posteriors._weights import TensorTree, owners, tensor_of
 
 if TYPE_CHECKING:
     from bayesify.methods import Method
@@ -123,13 +124,8 @@ class GaussianPosterior(Posterior):
     def plan(self, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Plan:
         """Return which layers have noise for each example, which the first call finds out from a batch."""
         if self._plan is None:
-            checkpointed = [n for n, m in self.network.named_modules() if getattr(m, "gradient_checkpointing", False)]
-            if checkpointed:
-                raise ValueError(
-                    f"Module {checkpointed[0] or '(network)'!r} recomputes activations in the backward pass "
-                    "(gradient_checkpointing), where its noise would be another. Switch that off in the network first."
-                )
-            self._plan = make_plan(self.network, self.names, lambda pair: self.network(*pair[0], **pair[1]), inputs)
+            refuse_recomputation(self.network)
+            self._plan = make_plan(self.network, self.names, inputs)
         return self._plan
 
     def independent_rows(self, inputs: Any) -> bool:

@@ -1,0 +1,245 @@
+"""A mixture of Gaussians over the factors of layer inputs."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from bayesify._tree import call
+from bayesify.posteriors._base import Posterior
+from bayesify.posteriors._forward import forbid_fused_layers, patched_forward
+from bayesify.posteriors._inputs._kl import Divergence, divergence
+from bayesify.posteriors._inputs._latents import find_layers
+from bayesify.posteriors._inputs._plan import Plan, make_plan
+from bayesify.posteriors._inputs._scaling import Pass, scaled_forward
+from bayesify.posteriors._look import refuse_recomputation
+from bayesify.posteriors._noise import Key, generator_for
+from bayesify.posteriors._weights import owners, tensor_of
+
+if TYPE_CHECKING:
+    from bayesify.methods import Method
+
+__all__ = ["InputMixturePosterior", "inverse_softplus"]
+
+
+class InputMixturePosterior(Posterior):
+    """q(Z) = (1/K) sum_k prod_n N(z_n; m_kn, softplus(rho_kn)^2), where each layer computes U (z o x) + b.
+
+    There is one factor z for each input feature of a linear layer, each input channel of a convolution, and each
+    dimension of an embedding; attention has its own for query, key, value and output projection. The component k is the
+    same in all layers. Layers that share a weight share its factors.
+
+    A draw folds into the weights, W = U diag(z), and costs a plain pass. A fresh pass has factors of their own for each
+    example: an elementwise product in front of each layer, the same over tokens, positions and repeated calls.
+
+    Args:
+        network: A copy of the user's network; its own tensors are U and b.
+        method: How it is learned.
+        names: The modules whose inputs have factors.
+        components: K.
+        bias: Whether each bias has one factor too, as if it were the weight of an input that is always one.
+
+    Attributes:
+        component_means: The means m, (K, N) for N factors; ones at first.
+        component_rhos: rho, which softplus turns into standard deviations, (K, N); -inf, no noise, at first.
+        kl_weight: What the divergence is multiplied by now.
+    """
+
+    kl_weight: Tensor
+
+    def __init__(
+        self, network: nn.Module, method: Method, *, names: Sequence[str], components: int, bias: bool = False
+    ) -> None:
+        super().__init__(network, method)
+        self.layers, self.latents = find_layers(network, names, bias=bias)
+        size = sum(latent.size for latent in self.latents)
+        weights = [network.get_parameter(latent.parameter) for latent in self.latents]
+        dtype = torch.promote_types(weights[0].dtype, torch.float32)  # half precision has no room beside one
+        for weight in weights[1:]:
+            dtype = torch.promote_types(dtype, weight.dtype)
+        ones = torch.ones(components, size, dtype=dtype, device=weights[0].device)
+        self.component_means = nn.Parameter(ones)
+        self.component_rhos = nn.Parameter(torch.full_like(ones, -math.inf))
+        self.register_buffer("kl_weight", torch.ones((), dtype=dtype, device=ones.device))
+        self._plan: Plan | None = None
+        forbid_fused_layers(network, {network.get_submodule(layer.name) for layer in self.layers})
+
+    @property
+    def components(self) -> int:
+        """Return the number K of components."""
+        return len(self.component_means)
+
+    @property
+    def component_stds(self) -> Tensor:
+        """Return the standard deviations, (K, N)."""
+        return softplus(self.component_rhos)
+
+    # -- passes -------------------------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the folded weights of the present mode; in a fresh pass, of what has one draw for all examples."""
+        noise = self.noise
+        if noise.silent:
+            return self._folded(self.centre(noise.member))
+        if noise.keys:
+            return self._folded(self.factors(noise.keys[0]))
+        if self._plan is None or not self._plan.shared:
+            return {}
+        factors = self._fresh(self._present_components(noise.rows)[:1])[0]  # the first example's component for all
+        names = {latent.parameter for latent in self._plan.shared}
+        return {name: tensor for name, tensor in self._folded(factors).items() if name in names}
+
+    def centre(self, component: int | None = None) -> Tensor:
+        """Return the mean factors of one component, or the mixture's mean, (N,)."""
+        return self.component_means.mean(0) if component is None else self.component_means[component]
+
+    def factors(self, key: Key) -> Tensor:
+        """Return the factors of a draw, (N,): a component and its noise."""
+        means = self.component_means
+        component = (key.member if key.member is not None else key.index) % self.components
+        noise = torch.empty_like(means[0]).normal_(generator=generator_for(key, "inputs", means.device))
+        return means[component] + self.component_stds[component] * noise
+
+    def _folded(self, factors: Tensor) -> dict[str, Tensor]:
+        names = [latent.parameter for latent in self.latents]
+        return {
+            name: latent.fold(tensor_of(self.network, name), factors)
+            for name, latent in zip(names, self.latents, strict=True)
+        }
+
+    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        noise = self.noise
+        if noise.silent or noise.keys:
+            return super()._run(args, kwargs)
+        plan = self.plan((args, dict(kwargs)))
+        factors = self._fresh(self._present_components(noise.rows))
+        # One split, whose gradient is one joint tensor; slices would each add to all of it.
+        parts = torch.split(factors, [latent.size for latent in self.latents], 1)
+        present = Pass(dict(zip(self.latents, parts, strict=True)), plan.calls)
+        forwards = {
+            (module := self.network.get_submodule(layer.name)): scaled_forward(module, layer, present)
+            for layer in plan.layers
+        }
+        with patched_forward(forwards):
+            return super()._run(args, kwargs)
+
+    def _present_components(self, rows: int) -> Tensor:
+        if self.noise.member is not None:
+            return torch.full((rows,), self.noise.member, device=self.component_means.device)
+        given = self.noise.assigned
+        if given is not None and len(given) != rows:
+            raise ValueError(f"{len(given)} components were assigned to a batch of {rows} examples: give one for each.")
+        return self.assign(rows) if given is None else given
+
+    def _fresh(self, assigned: Tensor) -> Tensor:
+        """Return new factors for each example, (B, N)."""
+        means = self.component_means.index_select(0, assigned)
+        return means + self.component_stds.index_select(0, assigned) * torch.randn_like(means)
+
+    def plan(self, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Plan:
+        """Return which layers have factors for each example, which the first call finds out from a batch."""
+        if self._plan is None:
+            refuse_recomputation(self.network)
+            self._plan = make_plan(self.network, self.layers, self.latents, inputs)
+        return self._plan
+
+    def reference(self, inputs: Any) -> Tensor:
+        """Return what the network returns with every factor at one."""
+        with self.noise.mode(silent=True):
+            return self.read(call(self.network, inputs))
+
+    def independent_rows(self, inputs: Any) -> bool:
+        """Return whether two rows of a fresh pass have different noise in every layer."""
+        return not self.plan(call(lambda *args, **kwargs: (args, kwargs), inputs)).shared
+
+    # -- components ---------------------------------------------------------------------------------------------
+
+    def assign(self, rows: int, repeats: int = 1, *, same: bool = False) -> Tensor:
+        """Assign the rows of a batch that is repeated S times to components, as evenly as can be.
+
+        Copy s of example i gets component (first + S i + s) mod K, or (first + i) mod K if all copies are to have the
+        `same`. The first is random, so that no component is ahead where K does not divide B S.
+
+        Args:
+            rows: B.
+            repeats: S.
+            same: Whether the copies of an example share a component.
+
+        Returns:
+            Components (S B,), in the order x0, x1, ..., x0, x1, ...
+        """
+        device = self.component_means.device
+        examples = torch.arange(rows, device=device)
+        copies = torch.arange(repeats, device=device)[:, None]
+        order = examples.expand(repeats, rows) if same else repeats * examples + copies
+        return (order.reshape(-1) + torch.randint(self.components, (), device=device)) % self.components
+
+    @contextmanager
+    def assigned(self, components: Tensor) -> Iterator[None]:
+        """Give the rows of passes inside these components."""
+        with self.noise.lock:
+            before, self.noise.assigned = self.noise.assigned, components
+            try:
+                yield
+            finally:
+                self.noise.assigned = before
+
+    @contextmanager
+    def of_component(self, component: int) -> Iterator[InputMixturePosterior]:
+        """Let means be those of one component, and all rows of fresh passes its own."""
+        self._check(component)
+        with self.noise.of_member(component):
+            yield self
+
+    def _check(self, component: int) -> None:
+        if not 0 <= component < self.components:
+            raise IndexError(f"There is no component {component}: there are {self.components}, from 0 on.")
+
+    def keys(self, num_samples: int | None, seed: int) -> list[Key]:
+        """Spread the draws evenly over the components; which of them get one more, the seed decides."""
+        order = torch.randperm(self.components, generator=torch.Generator().manual_seed(seed)).tolist()
+        members = sorted(order[index % self.components] for index in range(self._count(num_samples)))
+        return [Key(seed, index, member) for index, member in enumerate(members)]
+
+    def sites(self) -> set[nn.Module]:
+        """Return the modules that own a folded weight."""
+        return owners(self.network, [latent.parameter for latent in self.latents])
+
+    # -- plain networks -----------------------------------------------------------------------------------------
+
+    def component(self, component: int) -> nn.Module:
+        """Return the mean of one component as a plain network, W = U diag(m_k): a copy of its own."""
+        self._check(component)
+        return self.export(self.centre(component))
+
+    def mean_network(self) -> nn.Module:
+        """Return the mixture's mean as a plain network."""
+        return self.export(self.centre())
+
+    @torch.no_grad()
+    def export(self, factors: Tensor) -> nn.Module:
+        """Return a copy of the network with factors (N,) folded into its weights."""
+        network = copy.deepcopy(self.network)
+        for name, tensor in self._folded(factors).items():
+            network.get_parameter(name).copy_(tensor)
+        return network
+
+    def kl(self, prior_std: float, kind: Divergence = "mean") -> Tensor:
+        """Return the divergence from the prior N(1, prior_std^2) of every factor, in nats; see `_kl` for the kinds."""
+        return divergence(kind, self.component_means, self.component_stds, prior_std)
+
+
+def inverse_softplus(std: Tensor) -> Tensor:
+    """Return rho with softplus(rho) = std.
+
+    >>> softplus(inverse_softplus(torch.tensor([0.05, 3.0])))
+    tensor([0.0500, 3.0000])
+    """
+    return std + torch.log(-torch.expm1(-std))
