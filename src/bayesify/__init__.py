@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bayesify import measure
 from bayesify.calibrate import calibrate
+from bayesify.check import Check, check
 from bayesify.convert import convert
 from bayesify.evaluate import Evaluation, evaluate
 from bayesify.fit import History, fit
@@ -26,7 +27,7 @@ from bayesify.methods import (
     methods,
 )
 from bayesify.posteriors import Posterior
-from bayesify.predict import predict
+from bayesify.predict import fit_variance_scale, predict
 from bayesify.prediction import ClassificationPrediction, FeaturePrediction, Prediction, RegressionPrediction
 from bayesify.storage import load, save
 
@@ -41,6 +42,7 @@ __all__ = [
     "BayesAdapter",
     "Bernoulli",
     "Categorical",
+    "Check",
     "ClassificationPrediction",
     "Custom",
     "DeepEnsemble",
@@ -57,12 +59,14 @@ __all__ = [
     "RegressionPrediction",
     "UncertaintyRegulariser",
     "calibrate",
+    "check",
     "convert",
     "data",
     "decide",
     "ensemble",
     "evaluate",
     "fit",
+    "fit_variance_scale",
     "load",
     "measure",
     "methods",

@@ -92,6 +92,7 @@ class ClassificationPrediction(Prediction):
         logits_mean: Mean of the logits, centred over classes, which softmax does not see, (B, ..., C).
         logits_variance: Their variance over draws, where the predictor has it.
         samples: The draws' probabilities (S, B, ..., C), if they were asked for.
+        predictor: Which one-pass predictor made it, in words; None if draws did.
     """
 
     log_probs: Tensor
@@ -102,6 +103,7 @@ class ClassificationPrediction(Prediction):
     logits_mean: Tensor | None = None
     logits_variance: Tensor | None = None
     samples: Tensor | None = None
+    predictor: str | None = None
 
     @property
     def probs(self) -> Tensor:
@@ -145,12 +147,14 @@ class RegressionPrediction(Prediction):
         aleatoric: Mean noise variance of the draws, (B, ...).
         epistemic: Variance of the draws' means, (B, ...).
         samples: The draws' means (S, B, ...), if they were asked for.
+        predictor: Which one-pass predictor made it, in words; None if draws did.
     """
 
     mean: Tensor
     aleatoric: Tensor
     epistemic: Tensor
     samples: Tensor | None = None
+    predictor: str | None = None
 
     @property
     def variance(self) -> Tensor:

@@ -110,6 +110,14 @@ def test_a_diagonal_is_a_gaussian_posterior_with_what_that_can_do():
     assert_close(posterior.entropy(), (flat.log() + 0.5 * (1 + torch.tensor(2 * torch.pi).double().log())).sum())
 
 
+def test_means_and_variances_are_those_of_the_linearised_network():
+    posterior = fitted(Laplace(structure="diagonal", prior_precision=0.1))
+    x = torch.randn(4, 3, dtype=torch.float64)
+    found = {how: bayesify.predict(posterior, x, how=how) for how in ("moments", "linearised", "mean")}
+    for how in ("moments", "linearised"):  # the mean of a linearised network is the network's own output
+        assert_close(found[how].logits_mean, found["mean"].logits_mean)
+
+
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_saved_and_loaded_with_another_prior(structure, tmp_path: Path):
     posterior = fitted(Laplace(structure=structure))

@@ -125,7 +125,7 @@ def test_more_draws_are_a_longer_list_of_the_same():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"how": "linear"}, "how must be 'sampling' or 'mean', but it is 'linear'"),
+        ({"how": "linear"}, "how must be one of .'sampling', 'mean', .*but it is 'linear'"),
         ({"num_samples": 0}, "num_samples must be a whole number of at least 1"),
         ({"chunk_size": 0}, "chunk_size must be at least 1"),
     ],

@@ -14,7 +14,7 @@ from bayesify._math import at_least_float32, entropy, minimise
 from bayesify.likelihoods._base import Likelihood, Stream
 from bayesify.prediction import ClassificationPrediction
 
-__all__ = ["Categorical", "fit_temperature"]
+__all__ = ["Categorical", "fit_temperature", "gaussian_information"]
 
 
 class Categorical(Likelihood):
@@ -48,8 +48,7 @@ class Categorical(Likelihood):
 
     def classes_last(self, output: Tensor, *, lead: int = 1) -> Tensor:
         """Move the class dimension to the end, in at least float32; `lead` dimensions come before the event."""
-        ndim = output.ndim - lead + 1
-        dim = self.class_dim if self.class_dim is not None else (-1 if ndim <= 3 else 1)
+        dim = self.position(output.ndim - lead + 1)
         logits = at_least_float32(output.movedim(dim if dim < 0 else dim + lead - 1, -1))
         if logits.shape[-1] == 1:
             raise ValueError(
@@ -57,6 +56,10 @@ class Categorical(Likelihood):
                 "from one logit use likelihood='binary'; for numbers use likelihood='regression'."
             )
         return logits
+
+    def position(self, ndim: int) -> int:
+        """Return which dimension of an output with this number of dimensions holds the classes."""
+        return self.class_dim if self.class_dim is not None else (-1 if ndim <= 3 else 1)
 
     def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
         """Return ln softmax(logits)_target, (B, ...)."""
@@ -131,8 +134,8 @@ class Categorical(Likelihood):
         """Return the prediction of Gaussian logits.
 
         Without `num_samples`: the probit approximation on centred logits,
-        p = softmax(m_c / sqrt(1 + pi v_c / 8)) (MacKay 1992), whose epistemic part is what it adds to the entropy
-        of the mean network. With it: that many draws of the C-dimensional Gaussian.
+        p = softmax(m_c / sqrt(1 + pi v_c / 8)) (MacKay 1992), with the epistemic part of `gaussian_information`. With
+        it: that many draws of the C-dimensional Gaussian.
         """
         mean, variance = self.classes_last(mean), self.classes_last(variance)
         if num_samples is not None:
@@ -149,13 +152,14 @@ class Categorical(Likelihood):
         variance = variance / self.temperature**2
         centred_variance = _centred_variance(variance)
         log_probs = functional.log_softmax(centred / (1 + torch.pi / 8 * centred_variance).sqrt(), dim=-1)
-        aleatoric = entropy(functional.log_softmax(centred, dim=-1))
         probs = log_probs.exp()
+        total = entropy(log_probs)
+        epistemic = gaussian_information((probs * (1 - probs) * variance).sum(-1), total)
         return ClassificationPrediction(
             log_probs=log_probs,
-            aleatoric=torch.minimum(aleatoric, entropy(log_probs)),
-            epistemic=(entropy(log_probs) - aleatoric).clamp_min(0),
-            variation_ratio=torch.zeros_like(aleatoric),
+            aleatoric=total - epistemic,
+            epistemic=epistemic,
+            variation_ratio=torch.zeros_like(total),
             # First order: p changes by J l, J = diag p - p p', so its variance is sum_c (J diag(v) J')_cc. Since
             # p.p <= 1 for every draw, it cannot be above 1 - pbar.pbar.
             model_variance=torch.minimum(_softmax_variance(probs, variance), 1 - (probs**2).sum(-1)),
@@ -181,6 +185,16 @@ def fit_temperature(temperature: Tensor, logits: Tensor, labels: Tensor) -> tupl
 
 def _picked(logits: Tensor, labels: Tensor) -> Tensor:
     return functional.log_softmax(logits, dim=-1).gather(-1, labels[:, None])[:, 0]
+
+
+def gaussian_information(trace: Tensor, total: Tensor) -> Tensor:
+    """Return the mutual information of a class and its Gaussian logits, in nats.
+
+    For little variance it is a = tr(F V) / 2 with F = diag p - p p', and it is never above the entropy H; a H / (a + H)
+    is right at both ends, and within 15 % of draws for ten classes in between.
+    """
+    half = trace / 2
+    return half * total / (half + total).clamp_min(torch.finfo(total.dtype).tiny)
 
 
 def _centred_variance(variance: Tensor) -> Tensor:

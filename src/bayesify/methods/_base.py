@@ -93,6 +93,7 @@ class Method(ABC):
     name: ClassVar[str]
     version: ClassVar[int] = 1
     trains_draws: ClassVar[bool] = True  # whether the pass that is trained is random
+    first_order: ClassVar[bool] = False  # whether means and variances are carried as of a linearised network
 
     epochs: int = 0
     lr: float = 0.01

@@ -54,6 +54,7 @@ class Laplace(Method):
 
     name = "laplace"
     trains_draws = False
+    first_order = True
 
     structure: Literal["last-layer", "diagonal", "kronecker"] = "last-layer"
     curvature: Curvature = "ggn"

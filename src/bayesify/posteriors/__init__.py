@@ -11,7 +11,7 @@ from bayesify.posteriors._laplace import (
     LastLayerLaplacePosterior,
 )
 from bayesify.posteriors._members import MembersPosterior
-from bayesify.posteriors._noise import Key, Noise
+from bayesify.posteriors._noise import Key, Noise, NoiseTerms
 from bayesify.posteriors._norm_members import NormMembersPosterior, tracking_norms
 from bayesify.posteriors._norm_noise import NoiseShape, NormKind, NormNoise, attach_noise, norm_kind, register_norm
 from bayesify.posteriors._plain import PointPosterior
@@ -35,6 +35,7 @@ __all__ = [
     "NoiseKind",
     "NoisePosterior",
     "NoiseShape",
+    "NoiseTerms",
     "NormKind",
     "NormMembersPosterior",
     "NormNoise",

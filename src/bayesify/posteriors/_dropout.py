@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from bayesify.posteriors._base import Posterior
 from bayesify.posteriors._forward import forbid_fused_layers
-from bayesify.posteriors._noise import Noise
+from bayesify.posteriors._noise import Noise, NoiseTerms
 
 if TYPE_CHECKING:
     from bayesify.methods import Method
@@ -87,6 +87,16 @@ class DropoutNoise(nn.Module):
             return x * (uniform < 0)
         return x * ((uniform >= self.p).to(x.dtype) / (1 - self.p))
 
+    def noise_terms(self, x: Tensor) -> NoiseTerms:
+        """Return y = x (1 + sqrt(p / (1 - p)) e)."""
+        del x
+        if self.p == 1:
+            return NoiseTerms(0.0, 0.0)
+        return NoiseTerms(1.0, (self.p / (1 - self.p)) ** 0.5, channel_dims=self._dims())
+
+    def _dims(self) -> tuple[int, ...] | None:
+        return None if self.channel_dim is None else (self.channel_dim,)
+
     def extra_repr(self) -> str:
         """Show the rate and what is dropped."""
         return f"p={self.p}, {'entries' if self.channel_dim is None else 'channels'}"
@@ -103,7 +113,19 @@ class AlphaDropoutNoise(DropoutNoise):
     def _combine(self, x: Tensor, uniform: Tensor) -> Tensor:
         if self.p == 1:
             return x * (uniform < 0)
-        scale: float = ((1 - self.p) * (1 + self.p * self._LIMIT**2)) ** -0.5
+        scale = self._scale()
         shift = -scale * self.p * self._LIMIT
         keep = (uniform >= self.p).to(x.dtype)
         return scale * (x * keep + self._LIMIT * (1 - keep)) + shift
+
+    def _scale(self) -> float:
+        scale: float = ((1 - self.p) * (1 + self.p * self._LIMIT**2)) ** -0.5
+        return scale
+
+    def noise_terms(self, x: Tensor) -> NoiseTerms:
+        """Return y = a (1 - p) x + a sqrt(p (1 - p)) (x - t) e; b takes off what t adds to the mean."""
+        del x
+        if self.p == 1:
+            return NoiseTerms(0.0, 0.0)
+        std = self._scale() * (self.p * (1 - self.p)) ** 0.5
+        return NoiseTerms(self._scale() * (1 - self.p), std, -std * self._LIMIT, self._dims())

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-__all__ = ["BatchDim", "Key", "Noise", "ShapeError", "generator_for"]
+__all__ = ["BatchDim", "Key", "Noise", "NoiseTerms", "ShapeError", "generator_for"]
 
 Law = Literal["normal", "uniform"]
 BLOCK = 4096  # draws with little noise get it from one generator together, up to this many numbers
@@ -72,6 +72,26 @@ class BatchDim:
     times: int = 1
 
 
+@dataclass(frozen=True)
+class NoiseTerms:
+    """A noisy layer in one line: y = scale x + (std_scale x + std_shift) e, with e of mean zero and variance one.
+
+    Predictors that need no draws ask a noisy layer for this, by `layer.noise_terms(*args)` with the arguments of its
+    forward.
+
+    Attributes:
+        scale: Multiplies the input.
+        std_scale: Multiplies the input in the standard deviation.
+        std_shift: Is added there; a tensor that broadcasts against the input, or a number.
+        channel_dims: The dimensions along which e varies, beside the batch; None if each entry has its own.
+    """
+
+    scale: float
+    std_scale: float
+    std_shift: Tensor | float = 0.0
+    channel_dims: tuple[int, ...] | None = None
+
+
 class Noise:
     """The noise of one posterior: its mode, and the random numbers of its layers.
 
@@ -96,6 +116,7 @@ class Noise:
         self.slots: dict[str, list[tuple[dict[str, Any], str]]] = {}  # where the network holds its random tensors
         self._blocks: dict[str, tuple[Any, Tensor]] = {}  # the last block of each site, at most BLOCK numbers
         self.layout: Any = None  # what the predictor learned about the network; only speed depends on it
+        self.predictors: dict[str, Any] = {}  # the predictors without draws, likewise
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Noise:
         """Return a new, fresh noise: modes are never copied."""

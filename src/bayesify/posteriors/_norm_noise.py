@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from bayesify.posteriors._noise import Noise
+from bayesify.posteriors._noise import Noise, NoiseTerms
 
 __all__ = ["NoiseShape", "NormKind", "NormNoise", "attach_noise", "norm_kind", "register_norm"]
 
@@ -111,16 +111,25 @@ class NormNoise(nn.Module):
         """Add noise to a normalised output; beta is the layer's shift."""
         if self.alpha == 0:
             return y
-        if beta is not None and self.channel_dims == (1,):
-            beta = beta.reshape(-1, *(1,) * (y.ndim - 2))
         return self.noise.perturb(
             y,
-            partial(self._combine, beta),
+            partial(self._combine, self._aligned(beta, y.ndim)),
             site=self.site,
             law="normal",
             channel_dim=None if self.shape == "element" else self.channel_dims,
             per_example=self.shape != "channel",
         )
+
+    def noise_terms(self, y: Tensor, beta: Tensor | None) -> NoiseTerms:
+        """Return u = y + alpha (y - beta) e."""
+        beta = self._aligned(beta, y.ndim)
+        shift = 0.0 if beta is None else -self.alpha * beta
+        return NoiseTerms(1.0, self.alpha, shift, None if self.shape == "element" else self.channel_dims)
+
+    def _aligned(self, beta: Tensor | None, ndim: int) -> Tensor | None:
+        if beta is not None and self.channel_dims == (1,):
+            return beta.reshape(-1, *(1,) * (ndim - 2))
+        return beta
 
     def scaled(self, gamma: Tensor) -> Tensor | None:
         """Return gamma (1 + alpha eps) where one draw is evaluated by itself, else None."""

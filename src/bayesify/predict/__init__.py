@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -17,23 +18,32 @@ from bayesify._tree import batch_rows, inputs_of, slice_rows, to_device
 from bayesify.likelihoods import Stream
 from bayesify.posteriors import Key, Posterior, require_posterior
 from bayesify.predict._features import FeatureStream, check_output, features_read
+from bayesify.predict._laws import Law, laws
 from bayesify.predict._layout import layout_of
+from bayesify.predict._one_pass import ONE_PASS, one_pass_of
 from bayesify.predict._sampling import add_draws
+from bayesify.predict._scale import fit_variance_scale
+from bayesify.predict.streamlined import Moments, moment_rule
 from bayesify.prediction import Prediction
 
-__all__ = ["add_draws", "posterior_device", "predict"]
+__all__ = ["Law", "Moments", "add_draws", "fit_variance_scale", "laws", "moment_rule", "posterior_device", "predict"]
+
+How = Literal["sampling", "mean", "closed-form", "streamlined", "linearised", "moments", "margin"]
+_HOW = get_args(How)
 
 
 def predict(
     posterior: Posterior,
     inputs: Any,
     *,
-    how: Literal["sampling", "closed-form", "mean"] = "sampling",
+    how: How = "sampling",
     num_samples: int | None = None,
     seed: int | None = None,
     chunk_size: int | None = None,
     keep_samples: bool = False,
     output: str = "prediction",
+    variance_scale: float = 1.0,
+    input_variance: Tensor | None = None,
     progress: bool = False,
 ) -> Prediction:
     """Predict, with uncertainty.
@@ -46,15 +56,21 @@ def predict(
         posterior: From `convert` or `load`.
         inputs: A tensor (B, ...), a tuple or a mapping of such, or a loader. Batches of a loader may be inputs
             alone (a tensor or a mapping) or (inputs, targets); targets are not looked at.
-        how: "sampling"; "closed-form", where the posterior has one (`Laplace(structure="last-layer")`): one pass; or
-            "mean": one pass without noise.
-        num_samples: How many draws; None takes the posterior's own number. In closed form: None takes a formula, and a
-            number averages so many draws of the outputs' Gaussian, which cost next to nothing.
+        how: "sampling"; "mean", one pass without noise; "closed-form", one pass, where the posterior has such a form
+            (`Laplace(structure="last-layer")`); and, for posteriors with independent Gaussian weights or with noisy
+            layers, "streamlined", mean and variance in one pass, by the engine that suits the network (the prediction's
+            `predictor` says which); "linearised", the exact variance of every output to first order in what is random,
+            by one backward pass each. "moments" and "margin" are the engines of "streamlined".
+        num_samples: How many draws; None takes the posterior's own number. Without sampling nothing is drawn but
+            Gaussian outputs, which is cheap, and None takes closed forms instead.
         seed: None takes one from torch's global generator.
         chunk_size: The largest number of examples in one pass; None chooses by the device.
         keep_samples: Whether to keep the draws' own predictions, (S, B, ...).
         output: "prediction"; or "features", the average over draws of what the network computes before its last
             linear layer, as a `FeaturePrediction`; or "features:<module>", of that module's input.
+        variance_scale: What predictors without draws multiply the outputs' variances with; `fit_variance_scale` finds
+            it.
+        input_variance: The variance of the inputs' first tensor, which broadcasts against it, for how="moments".
         progress: Whether to show a progress bar.
 
     Returns:
@@ -73,17 +89,21 @@ def predict(
         inputs = torch.from_numpy(inputs)
     if isinstance(inputs, Dataset):
         raise TypeError("predict takes a tensor or a loader, not a data set: wrap it in a torch.utils.data.DataLoader.")
-    if how not in ("sampling", "closed-form", "mean"):
-        raise ValueError(f"how must be 'sampling', 'closed-form' or 'mean', but it is {how!r}.")
+    if how not in _HOW:
+        raise ValueError(f"how must be one of {list(_HOW)}, but it is {how!r}.")
     check_output(output)
     if how == "closed-form" and (output != "prediction" or keep_samples):
         raise ValueError("A prediction in closed form has neither features nor samples: use how='sampling'.")
+    if how in ONE_PASS:
+        _check_one_pass(how, output, keep_samples, num_samples, variance_scale)
+    elif input_variance is not None:
+        raise ValueError(f"how={how!r} takes inputs as they are. Use how='moments' for an input_variance.")
     if chunk_size is not None and chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1, but it is {chunk_size}.")
     if seed is None:
         seed = int(torch.randint(2**31, ()))
     device = posterior_device(posterior)
-    keys = posterior.keys(num_samples, seed)
+    keys = posterior.keys(None if how in ONE_PASS else num_samples, seed)
     direct = isinstance(inputs, Tensor | Mapping | tuple)
     batches = [inputs] if direct else bar(inputs, "predict", shown=progress)
     parts = []
@@ -93,16 +113,35 @@ def predict(
         # The lock keeps other threads from seeing, and from ending, this evaluation mode.
         with torch.inference_mode(False), torch.no_grad(), posterior.noise.lock, evaluation_mode(posterior):
             rows = chunk_size or (layout_of(posterior, batch, keys).rows if count else 1)
+            one_pass = one_pass_of(posterior, how, batch) if how in ONE_PASS and count else None
             for start in bar(range(0, count, rows), "predict", shown=progress and direct):
                 part = slice_rows(batch, start, min(start + rows, count)) if count > rows else batch
                 if how == "closed-form":
                     prediction = posterior.closed_form(part, num_samples=num_samples, seed=seed)
-                else:
+                elif one_pass is None:
                     prediction = _predict_chunk(posterior, part, keys, how, keep_samples, output)
+                else:
+                    spread = input_variance
+                    if spread is not None and spread.ndim and len(spread) == count:
+                        spread = spread[start : start + rows]
+                    prediction = one_pass.predict(
+                        part, num_samples=num_samples, seed=seed, scale=variance_scale, input_variance=spread
+                    )
                 parts.append(prediction if direct else prediction.cpu())
     if not parts:
         raise ValueError("There is nothing to predict: the inputs are empty. Check the loader or the tensor.")
     return Prediction.join(parts)
+
+
+def _check_one_pass(how: str, output: str, keep_samples: bool, num_samples: int | None, variance_scale: float) -> None:
+    if output != "prediction":
+        raise ValueError(f"how={how!r} predicts outputs, not features. Use how='sampling' for output={output!r}.")
+    if keep_samples:
+        raise ValueError(f"how={how!r} has no draws to keep. Use how='sampling' with keep_samples=True.")
+    if num_samples is not None and num_samples < 1:
+        raise ValueError(f"num_samples must be a whole number of at least 1, but it is {num_samples!r}.")
+    if not 0 <= variance_scale < math.inf:
+        raise ValueError(f"variance_scale must be at least 0 and finite, but it is {variance_scale}.")
 
 
 def _predict_chunk(

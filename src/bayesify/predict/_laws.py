@@ -1,0 +1,111 @@
+"""What is random in a posterior, as the predictors that need no draws have to know it.
+
+A posterior is a mixture of components. In each, some of the network's tensors are independent Gaussians, and some
+layers are noisy. Another kind of posterior takes part by `laws.register`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import singledispatch
+
+from torch import Tensor, nn
+
+from bayesify.posteriors import (
+    GaussianPosterior,
+    MembersPosterior,
+    NoisePosterior,
+    PointPosterior,
+    Posterior,
+    SWAGPosterior,
+)
+from bayesify.posteriors._dropout import noisy_layers
+from bayesify.posteriors._swap import find_slots, swapped
+
+__all__ = ["Law", "in_place", "laws"]
+
+
+@dataclass(frozen=True)
+class Law:
+    """One component of a posterior.
+
+    Attributes:
+        means: Means of the random tensors, by their names in the network.
+        variances: Their variances.
+        fixed: Tensors that take the place of the network's own without being random.
+        noisy: The layers with noise of their own; each has `noise_terms`, see `NoiseTerms`.
+    """
+
+    means: dict[str, Tensor] = field(default_factory=dict)
+    variances: dict[str, Tensor] = field(default_factory=dict)
+    fixed: dict[str, Tensor] = field(default_factory=dict)
+    noisy: tuple[nn.Module, ...] = ()
+
+
+@singledispatch
+def laws(posterior: Posterior) -> list[Law]:
+    """Return the components of a posterior; they have equal weights."""
+    raise ValueError(
+        f"A {type(posterior).__name__} has no independent Gaussian weights and no noisy layers, so its predictions "
+        "need draws: use how='sampling'. Another kind of posterior is made known with bayesify.predict.laws.register."
+    )
+
+
+@laws.register
+def _(posterior: PointPosterior) -> list[Law]:
+    return [Law()]
+
+
+@laws.register
+def _(posterior: GaussianPosterior) -> list[Law]:
+    parameters = dict(posterior.network.named_parameters(remove_duplicate=False))
+    log_stds = posterior.log_std.as_dict()
+    means = {name: parameters[name].detach() for name in log_stds}
+    variances = {name: (2 * log_std.detach()).exp().to(means[name].dtype) for name, log_std in log_stds.items()}
+    return [Law(means, variances)]
+
+
+@laws.register
+def _(posterior: SWAGPosterior) -> list[Law]:
+    if posterior.rank:
+        raise ValueError(
+            f"This SWAG posterior has weights that are correlated through {posterior.rank} deviations, and only draws "
+            "know of that. Use how='sampling', or the diagonal alone: SWAG(rank=0)."
+        )
+    posterior.keys(None, 0)  # refuses stale statistics
+    variances = posterior.codec.split(posterior.variance() * posterior.scale**2)
+    return [Law(posterior.codec.split(posterior.average), variances, posterior._statistics(0))]
+
+
+@laws.register
+def _(posterior: NoisePosterior) -> list[Law]:
+    return [Law(noisy=_in_order(posterior.network))]
+
+
+@laws.register
+def _(posterior: MembersPosterior) -> list[Law]:
+    if isinstance(posterior.network, Posterior):
+        raise ValueError(
+            "These members are posteriors themselves. Use how='sampling', or predict with each member's posterior."
+        )
+    noisy = _in_order(posterior.network)
+    return [Law(fixed=posterior.member_tensors(member), noisy=noisy) for member in range(len(posterior.members))]
+
+
+def _in_order(network: nn.Module) -> tuple[nn.Module, ...]:
+    noisy = noisy_layers(network)
+    unknown = [type(module).__name__ for module in noisy if not hasattr(module, "noise_terms")]
+    if unknown:
+        raise ValueError(
+            f"A noisy layer of type {unknown[0]} has no noise_terms, so that draws are needed: how='sampling'."
+        )
+    return tuple(module for module in network.modules() if module in noisy)
+
+
+@contextmanager
+def in_place(network: nn.Module, tensors: dict[str, Tensor]) -> Iterator[None]:
+    """Put tensors in the places of the network's own for a while."""
+    with swapped(find_slots(network, tensors), tensors):
+        yield

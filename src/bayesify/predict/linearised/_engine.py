@@ -1,0 +1,166 @@
+"""The first-order predictive: exact variances of linear functions of the outputs, one backward pass each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesify._tree import batch_rows, call, repeat_rows, slice_rows
+from bayesify.posteriors import Posterior
+from bayesify.posteriors._batch_dims import grown
+from bayesify.posteriors._forward import patched_forward
+from bayesify.posteriors._noise import BatchDim
+from bayesify.predict._laws import Law, in_place
+from bayesify.predict.linearised._calls import NoiseCall, run
+from bayesify.predict.linearised._ledger import Batch, Ledger
+from bayesify.predict.linearised._weight import RandomWeight
+
+__all__ = ["LinearisedPass", "Plan", "make_plan"]
+
+NOISE = ""  # stands for a noisy layer, which has no name among the tensors
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What two passes show of how a network uses its random tensors.
+
+    Attributes:
+        batches: Where the batch is in the input of each call, in their order.
+        looped: The tensors that have to be looped over, example by example.
+    """
+
+    batches: list[Batch] = field(default_factory=list)
+    looped: frozenset[str] = frozenset()
+
+
+def make_plan(posterior: Posterior, law: Law, inputs: Any) -> Plan:
+    """Find out where the batch is in every call, from one example twice and three times."""
+    one = slice_rows(inputs, 0, 1)
+    looped: frozenset[str] = frozenset()
+    while True:
+        ledgers = [Ledger(rows, None, _like(posterior)) for rows in (2, 3)]
+        for ledger in ledgers:
+            with torch.enable_grad(), _random_tensors(posterior, law, ledger, looped):
+                call(posterior.network, repeat_rows(one, ledger.rows))
+        two, three = (ledger.calls for ledger in ledgers)
+        if [names for _, names in two] != [names for _, names in three]:
+            raise ValueError("The network takes another way for two examples than for three. Use how='sampling'.")
+        batches = [_batch(a, b) for (a, _), (b, _) in zip(two, three, strict=True)]
+        lost = {name for batch, (_, names) in zip(batches, two, strict=True) if batch.dim is None for name in names}
+        if NOISE in lost:
+            raise ValueError("A noisy layer acts on something without a batch. Use how='sampling'.")
+        found = lost.union(*(ledger.looped for ledger in ledgers))
+        if not found:
+            return Plan(batches, looped)
+        looped |= found
+
+
+def _batch(two: torch.Size, three: torch.Size) -> Batch:
+    found = grown(two, three)
+    if found is not None and found.dim is None:
+        return Batch(BatchDim(0), expand=True) if two[:1] == (1,) else Batch(None)
+    return Batch(found)
+
+
+class LinearisedPass:
+    """A pass whose outputs' variances are to be had, to first order in what is random.
+
+    Var[c.f(x)] = sum_p s_p^2 (d c.f(x) / d w_p)^2 for each example, by one vector-Jacobian product for all of them:
+    layers add up the weighted squares of their derivatives on the way back. A derivative sums over all positions that
+    share a weight, so that shared weights are treated exactly, and no Jacobian is ever stored.
+
+    Args:
+        posterior: The posterior.
+        law: Which component of it.
+        plan: From `make_plan`.
+        inputs: A batch.
+    """
+
+    def __init__(self, posterior: Posterior, law: Law, plan: Plan, inputs: Any) -> None:
+        self.posterior, self.law, self.plan, self.inputs = posterior, law, plan, inputs
+        self.ledger = Ledger(batch_rows(inputs), plan.batches, _like(posterior))
+        with torch.enable_grad(), _random_tensors(posterior, law, self.ledger, plan.looped):
+            self._outputs = posterior.read(call(posterior.network, inputs))
+        if len(self._outputs) != self.ledger.rows:
+            raise ValueError(
+                f"The network returned {len(self._outputs)} rows for {self.ledger.rows} examples. Its first output "
+                "dimension must be the batch."
+            )
+        self.outputs = self._outputs.detach()
+
+    def variance(self, cotangent: Tensor, *, last: bool = False) -> Tensor:
+        """Return Var[sum_k cotangent_bk out_bk], (B,); `last` frees the pass."""
+        self.ledger.clear(cotangent)
+        if self._outputs.requires_grad:
+            torch.autograd.grad(self._outputs, self.ledger.anchor, cotangent, retain_graph=not last, allow_unused=True)
+        total = self.ledger.settle()
+        if self.plan.looped:
+            total = total + self._looped(cotangent)
+        return total
+
+    def _looped(self, cotangent: Tensor) -> Tensor:
+        """Take the derivatives by tensors that are used in a way without a formula, one example after the other."""
+        law, found = self.law, []
+        leaves = {name: law.means[name].clone().requires_grad_() for name in sorted(self.plan.looped)}
+        for row in range(self.ledger.rows):
+            one = slice_rows(self.inputs, row, row + 1)
+            with ExitStack() as stack:
+                stack.enter_context(torch.enable_grad())
+                stack.enter_context(_frozen(self.posterior.network))
+                stack.enter_context(in_place(self.posterior.network, {**law.fixed, **law.means, **leaves}))
+                stack.enter_context(self.posterior.noise.mode(silent=True))
+                output = self.posterior.read(call(self.posterior.network, one))[0]
+            gradients = torch.autograd.grad(output, list(leaves.values()), cotangent[row], allow_unused=True)
+            pairs = zip(leaves, gradients, strict=True)
+            found.append(sum((g.square() * law.variances[name]).sum() for name, g in pairs if g is not None))
+        return torch.stack([torch.as_tensor(v, dtype=cotangent.dtype, device=cotangent.device) for v in found])
+
+
+def _like(posterior: Posterior) -> Tensor:
+    parameters = [p for p in posterior.network.parameters() if p.is_floating_point()]
+    return parameters[0].detach() if parameters else torch.zeros(())
+
+
+@contextmanager
+def _random_tensors(posterior: Posterior, law: Law, ledger: Ledger, looped: Any) -> Iterator[None]:
+    """Let the network meet its random tensors and noisy layers as the ledger needs them."""
+    network = posterior.network
+    tensors: dict[str, Tensor] = {
+        name: mean if name in looped else RandomWeight.make(mean, law.variances[name], ledger, name)
+        for name, mean in law.means.items()
+    }
+    forwards = {module: _noise_forward(module, ledger) for module in law.noisy}
+    with (
+        _frozen(network),
+        posterior.noise.mode(silent=True),
+        patched_forward(forwards),
+        in_place(network, {**law.fixed, **tensors}),
+    ):
+        yield
+
+
+def _noise_forward(module: nn.Module, ledger: Ledger) -> Callable[..., Tensor]:
+    def forward(x: Tensor, *args: Any) -> Tensor:
+        batch = ledger.visit(x, [NOISE])
+        terms = module.noise_terms(x.detach(), *args)  # type: ignore[operator]
+        return run(NoiseCall(ledger, ledger.arrange(x, batch), terms), x)
+
+    return forward
+
+
+@contextmanager
+def _frozen(network: nn.Module) -> Iterator[None]:
+    """Ask for no gradients of the network's own parameters for a while."""
+    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)

@@ -1,0 +1,130 @@
+"""Attention: queries and keys at their means, and tokens mixed before the value weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from bayesify.predict._attention import multi_head_attention
+from bayesify.predict.streamlined._linear import _second
+from bayesify.predict.streamlined._moments import Moments, Source, centre, moment_rule
+
+__all__: list[str] = []
+
+# Mixing the inputs of the value weights takes a product for each head; up to this many times the value weights' own
+# size it is worth its exactness.
+MOST_MIXING = 2.0
+
+
+@moment_rule(functional.multi_head_attention_forward)
+def _heads(*args: Any, **options: Any) -> Any:
+    return multi_head_attention(*args, **options)
+
+
+@moment_rule(functional.scaled_dot_product_attention)
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Return A V with A = softmax(Q K' / sqrt d) at the means of Q and K.
+
+    With V = x W', x of mean m and variance v: A V = (A x) W', so c = A m and S = A^2 v go through the weights as any
+    input does, Var = U c^2 + (W^2 + U) S, which is exact for weights that all tokens share. Tokens with a common part r
+    of their variance have S = (1 - r) A^2 v + r (A sqrt v)^2.
+    """
+    if dropout_p:
+        return NotImplemented
+    q, k = centre(query), centre(key)
+    v, mask = centre(value), centre(attn_mask)
+    mean = functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+    if not isinstance(value, Moments):
+        return mean
+    if enable_gqa:
+        times = q.shape[-3] // k.shape[-3]
+        k, value = k.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
+        assert isinstance(value, Moments)
+    weights = _weights(q, k, mask, is_causal, scale)
+    variance = _through_weights(weights, value)
+    if variance is None:
+        variance = _mixed(weights, value.variance, value.shared)
+    return value.like(mean, variance)
+
+
+def _weights(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
+    logits = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.transpose(-2, -1)
+    if is_causal:
+        logits = logits.masked_fill(torch.ones_like(logits[..., :, :], dtype=torch.bool).triu(1), -torch.inf)
+    if mask is not None:
+        logits = logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + mask
+    return logits.softmax(-1)
+
+
+def _mixed(weights: Tensor, variance: Tensor, shared: Tensor | None) -> Tensor:
+    """Return (1 - r) A^2 v + r (A sqrt v)^2."""
+    apart = weights.square() @ variance
+    if shared is None:
+        return apart
+    together = (weights @ variance.sqrt()).square()
+    share = shared.view(-1, *(1,) * (apart.ndim - 1))
+    return apart + share * (together - apart)
+
+
+def _through_weights(weights: Tensor, value: Moments) -> Tensor | None:
+    """Mix the inputs of the value weights instead of the values, where their origin is known."""
+    source = value.source
+    if source is None or value.centre.ndim != 4:
+        return None
+    found = _rows_of(source, value)
+    if found is None:
+        return None
+    x, rows = found
+    heads, tokens = weights.shape[1], weights.shape[-1]
+    if heads * tokens > MOST_MIXING * x.shape[-1]:
+        return None
+    variance: Tensor | None = None
+    if isinstance(x, Moments):
+        shared = None if x.shared is None or len(x.shared) != len(x.centre) else x.shared
+        incoming = _mixed(weights, x.variance[:, None], shared)  # (B, H, L, D)
+        variance = incoming @ _second(source.weight)[rows].mT
+    if isinstance(source.weight, Moments):
+        mixed = weights @ centre(x)[:, None]
+        own = mixed.square() @ source.weight.variance[rows].mT
+        variance = own if variance is None else variance + own
+    if isinstance(source.bias, Moments):
+        own = source.bias.variance[rows][:, None]  # the weights of attention sum to one
+        variance = own.expand_as(value.centre).clone() if variance is None else variance + own
+    return variance
+
+
+def _rows_of(source: Source, value: Moments) -> tuple[Tensor, Tensor] | None:
+    """Return the linear map's input, (B, S, D), and which rows of its weight made each entry of a head, (H, d).
+
+    The index' strides tell: its output was (B, S, O) or (S, B, O), and the present tensor is (B, H, S, d).
+    """
+    first, second, width = source.x.shape[0], source.x.shape[1], source.weight.shape[0]
+    batch, heads, tokens, size = value.centre.shape
+    steps, offset = source.index.stride(), int(source.index.storage_offset())
+    if source.index.shape != value.centre.shape or offset >= width:
+        return None
+    if (first, second) == (batch, tokens) and (steps[0], steps[2]) == (second * width, width):
+        x = source.x
+    elif (first, second) == (tokens, batch) and (steps[0], steps[2]) == (width, second * width):
+        x = source.x.transpose(0, 1)
+    else:
+        return None
+    device = value.centre.device
+    rows = (
+        offset + steps[1] * torch.arange(heads, device=device)[:, None] + steps[3] * torch.arange(size, device=device)
+    )
+    return (x, rows) if int(rows.max()) < width else None

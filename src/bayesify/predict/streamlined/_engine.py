@@ -1,0 +1,130 @@
+"""One pass of a network on means and variances."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesify._tree import call, map_tensors
+from bayesify.posteriors import Posterior
+from bayesify.posteriors._forward import patched_forward
+from bayesify.predict._laws import Law, in_place
+from bayesify.predict.streamlined._moments import Moments, NoRuleError, Settings, centre, using, variance_of
+
+__all__ = ["MomentsPass"]
+
+
+class MomentsPass:
+    """Runs a component of a posterior on means and variances.
+
+    The network's own forward runs, on pairs in the place of activations, from the first random part on; what lies
+    before it runs plainly.
+
+    Args:
+        posterior: The posterior.
+        law: Which component of it.
+        first_order: Linearise nonlinear functions; else match mean and variance of their outputs.
+    """
+
+    def __init__(self, posterior: Posterior, law: Law, *, first_order: bool) -> None:
+        self.posterior = posterior
+        self.law = law
+        self.settings = Settings(first_order)
+        self.weights = {name: Moments.make(mean, law.variances[name]) for name, mean in law.means.items()}
+
+    def __call__(self, inputs: Any, input_variance: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return mean and variance of the outputs.
+
+        Args:
+            inputs: A batch.
+            input_variance: The variance of the batch's first tensor of numbers, if that is random too.
+        """
+        if input_variance is not None:
+            inputs = _with_variance(inputs, input_variance)
+        with torch.no_grad():
+            try:
+                output = self._run(inputs)
+            except NoRuleError as error:
+                raise self._located(inputs, str(error)) from None
+        return centre(output), variance_of(output)
+
+    def _run(self, inputs: Any) -> Tensor:
+        posterior, law = self.posterior, self.law
+        forwards = {module: _noise_forward(module) for module in law.noisy}
+        with ExitStack() as stack:
+            stack.enter_context(using(self.settings))
+            stack.enter_context(posterior.noise.mode(silent=True))
+            stack.enter_context(patched_forward(forwards))
+            stack.enter_context(in_place(posterior.network, {**law.fixed, **self.weights}))
+            return posterior.read(call(posterior.network, inputs))
+
+    def _located(self, inputs: Any, operation: str) -> NoRuleError:
+        """Run again to see which module has an operation without a rule."""
+        inside: list[str] = []
+        handles = []
+        for name, module in self.posterior.network.named_modules():
+            handles.append(module.register_forward_pre_hook(lambda *_, name=name: inside.append(name)))
+            handles.append(module.register_forward_hook(lambda *_: inside.pop() and None))
+        where = "the network"
+        try:
+            self._run(inputs)
+        except NoRuleError:
+            where = f"module {inside[-1]!r}" if inside and inside[-1] else "the network's own forward"
+        finally:
+            for handle in handles:
+                handle.remove()
+        return NoRuleError(
+            f"{operation} in {where} has no rule for means and variances. Add one: @bayesify.predict.moment_rule("
+            f"{operation}), see its docstring; or use how='linearised' or how='sampling', which need none."
+        )
+
+
+def _noise_forward(module: nn.Module) -> Callable[..., Any]:
+    def forward(x: Tensor, *args: Any) -> Moments:
+        """Return y = a x + (d x + s) e: Var = (a^2 + d^2) v + (d m + s)^2."""
+        mean = centre(x)
+        terms = module.noise_terms(mean, *map_tensors(centre, args))  # type: ignore[operator]
+        variance = (terms.std_scale * mean + terms.std_shift).square()
+        shared = None
+        if terms.channel_dims is not None and mean.ndim > 2:
+            shared = torch.ones(len(mean), dtype=mean.dtype, device=mean.device)
+        if isinstance(x, Moments):
+            own = Moments.make(mean, variance, shared)
+            before = x.like(mean, (terms.scale**2 + terms.std_scale**2) * x.variance)
+            from bayesify.predict.streamlined._products import joint_share
+
+            shared = joint_share(own, before)
+            variance = variance + before.variance
+        return Moments.make(terms.scale * mean, variance, shared)
+
+    return forward
+
+
+def _with_variance(inputs: Any, variance: Tensor) -> Any:
+    """Make the first tensor of numbers in a batch random."""
+    done = False
+
+    def replace(tensor: Tensor) -> Tensor:
+        nonlocal done
+        if done or not tensor.is_floating_point():
+            return tensor
+        done = True
+        spread = torch.as_tensor(variance, dtype=tensor.dtype, device=tensor.device)
+        if not bool((spread >= 0).all()):
+            raise ValueError("input_variance must not be negative.")
+        try:
+            return Moments.make(tensor, spread.expand_as(tensor))
+        except RuntimeError as error:
+            raise ValueError(
+                f"input_variance has the shape {tuple(spread.shape)}, which does not broadcast to the inputs' "
+                f"{tuple(tensor.shape)}."
+            ) from error
+
+    made = map_tensors(replace, inputs)
+    if not done:
+        raise ValueError("The inputs hold no tensor of numbers that could be uncertain.")
+    return made

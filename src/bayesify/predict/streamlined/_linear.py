@@ -1,0 +1,172 @@
+"""Linear maps, convolutions and tables, whose weights may be random too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from bayesify.predict.streamlined._moments import Moments, Source, centre, moment_rule, settings
+
+__all__ = ["combined_share", "weight_share"]
+
+
+def _second(weight: Tensor) -> Tensor:
+    """Return E[W^2] = W^2 + U, which a pair keeps once it is made."""
+    if not isinstance(weight, Moments):
+        return settings().square(weight)
+    known: Tensor | None = getattr(weight, "second", None)
+    if known is None:
+        known = torch.addcmul(weight.variance, weight.centre, weight.centre)
+        weight.second = known  # type: ignore[attr-defined]
+    return known
+
+
+def _product(
+    operation: Callable[[Tensor, Tensor, Tensor | None], Tensor], x: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return mean and variance of a map that is linear in its input and its weight.
+
+    Var = U m^2 + (W^2 + U) v + var b, with independent W (mean W, variance U) and x (mean m, variance v). Also returns
+    the first term, which is what the weights alone cause.
+    """
+    of_bias = bias.variance if isinstance(bias, Moments) else None
+    mean = operation(centre(x), centre(weight), centre(bias))
+    variance, of_weight = None, None
+    if isinstance(weight, Moments):
+        variance = of_weight = operation(centre(x).square(), weight.variance, of_bias)
+    if isinstance(x, Moments):
+        incoming = operation(x.variance, _second(weight), of_bias if variance is None else None)
+        variance = incoming if variance is None else variance + incoming
+    if variance is None:
+        assert of_bias is not None
+        shape = (-1, *(1,) * (mean.ndim - 2)) if operation is not functional.linear else (-1,)
+        variance = of_bias.reshape(shape).expand_as(mean).clone()
+    return mean, variance, of_weight
+
+
+@moment_rule(functional.linear)
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Moments:
+    mean, variance, of_weight = _product(functional.linear, input, weight, bias)
+    found = Moments.make(mean, variance)
+    if mean.ndim < 3:
+        found.shared = input.shared if isinstance(input, Moments) else None
+        return found
+    new = None if of_weight is None else weight_share(centre(input), weight.variance.sum(0), -1)  # type: ignore[attr-defined]
+    found.shared = combined_share(input, new, of_weight, variance)
+    if mean.ndim == 3:
+        found.source = Source(input, weight, bias, torch.empty(mean.shape, device="meta"))
+    return found
+
+
+@moment_rule(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm, torch.bmm, Tensor.bmm)
+def _matmul(input: Tensor, other: Tensor) -> Any:
+    """Return the moments of a product of two independent matrices, of which either or both are random.
+
+    Var = a^2 var b + var a b^2 + var a var b, as products of matrices.
+    """
+    if other.ndim == 2 and not isinstance(input, Moments):
+        return _linear(input, other.t())
+    mean = centre(input) @ centre(other)
+    variance = 0
+    if isinstance(other, Moments):
+        variance = centre(input).square() @ other.variance
+    if isinstance(input, Moments):
+        second = centre(other).square()
+        variance = variance + input.variance @ (second + other.variance if isinstance(other, Moments) else second)
+    like = input if isinstance(input, Moments) else other
+    assert isinstance(like, Moments)
+    return like.like(mean, torch.as_tensor(variance))
+
+
+@moment_rule(torch.addmm, Tensor.addmm)
+def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
+    if beta != 1 or alpha != 1 or input.ndim != 1:
+        return NotImplemented
+    return _linear(mat1, mat2.t(), input)
+
+
+def _convolution(function: Callable[..., Tensor]) -> Callable[..., Moments]:
+    def rule(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **options: Any) -> Moments:
+        def operation(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+            return function(x, w, b, *args, **options)
+
+        mean, variance, of_weight = _product(operation, input, weight, bias)
+        new = None
+        if of_weight is not None:
+            channels = weight.variance.sum((0, *range(2, weight.ndim)))  # type: ignore[attr-defined]
+            groups = centre(input).shape[1] // len(channels)
+            new = weight_share(centre(input), channels.repeat(max(1, groups)), 1)
+        return Moments.make(mean, variance, combined_share(input, new, of_weight, variance))
+
+    return rule
+
+
+def _transposed(function: Callable[..., Tensor]) -> Callable[..., Moments]:
+    def rule(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **options: Any) -> Moments:
+        def operation(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+            return function(x, w, b, *args, **options)
+
+        mean, variance, of_weight = _product(operation, input, weight, bias)
+        new = None
+        if of_weight is not None:
+            channels = weight.variance.sum(tuple(range(1, weight.ndim)))  # type: ignore[attr-defined]
+            new = weight_share(centre(input), channels, 1)
+        return Moments.make(mean, variance, combined_share(input, new, of_weight, variance))
+
+    return rule
+
+
+_function: Any
+for _function in (functional.conv1d, functional.conv2d, functional.conv3d):
+    moment_rule(_function)(_convolution(_function))
+for _function in (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d):
+    moment_rule(_function)(_transposed(_function))
+
+
+@moment_rule(functional.embedding)
+def _embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    del padding_idx, norm_type, scale_grad_by_freq, sparse
+    if max_norm is not None or not isinstance(weight, Moments):
+        return NotImplemented
+    return Moments.make(weight.centre[input], weight.variance[input])
+
+
+# -- what positions have in common ------------------------------------------------------------------------------------
+
+
+def weight_share(x: Tensor, weights: Tensor, dim: int) -> Tensor:
+    """Return which part of the variance that random weights cause is common to all positions, (B,).
+
+    Two positions t, t' that share a weight with variances u have the covariance sum_j u_j x_tj x_t'j. Its mean over all
+    pairs, over its mean for t = t', is c = sum_j u_j (mean_t x_tj)^2 / sum_j u_j mean_t x_tj^2, and without the pairs
+    t = t' of T positions it is (T c - 1) / (T - 1).
+    """
+    flat = x.movedim(dim, -1).reshape(len(x), -1, x.shape[dim])
+    common = flat.mean(1).square() @ weights
+    each = flat.square().mean(1) @ weights
+    number = flat.shape[1]
+    share = common / each.clamp_min(torch.finfo(each.dtype).tiny)
+    return (number * share - 1) / (number - 1) if number > 1 else torch.zeros_like(share)
+
+
+def combined_share(x: Tensor, new: Tensor | None, of_weight: Tensor | None, variance: Tensor) -> Tensor | None:
+    """Return the common part of a sum of what came in and what the weights add, in proportion to their variances."""
+    before = x.shared if isinstance(x, Moments) else None
+    if new is None or of_weight is None:
+        return before
+    if not isinstance(x, Moments):
+        return new
+    weight = of_weight.flatten(1).sum(1) / variance.flatten(1).sum(1).clamp_min(torch.finfo(variance.dtype).tiny)
+    return weight * new + (1 - weight) * (0.0 if before is None else before)

@@ -1,0 +1,208 @@
+"""The pair (mean, variance) that takes an activation's place, and the rules that operations have for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from bayesify._tree import map_tensors
+from bayesify.predict._overrides import is_metadata, name_of, plain_call
+
+__all__ = ["Moments", "NoRuleError", "Settings", "centre", "moment_rule", "settings", "using", "variance_of"]
+
+Rule = Callable[..., Any]
+RuleT = TypeVar("RuleT", bound=Rule)
+_RULES: dict[Any, Rule] = {}
+
+
+class NoRuleError(NotImplementedError):
+    """An operation has no rule for means and variances."""
+
+
+@dataclass
+class Settings:
+    """How a pass treats nonlinear functions.
+
+    Attributes:
+        first_order: Linearise them at the mean; else match mean and variance of their outputs.
+        squares: Squares of weights that are not random, by identity, with the version that they were made of.
+    """
+
+    first_order: bool = False
+    squares: dict[int, tuple[Tensor, int, Tensor]] = field(default_factory=dict)
+
+    def square(self, weight: Tensor) -> Tensor:
+        """Return the square of a weight, made once."""
+        version = 0 if weight.is_inference() else weight._version
+        known = self.squares.get(id(weight))
+        if known is None or known[0] is not weight or known[1] != version:
+            known = (weight, version, weight.detach().square())
+            self.squares[id(weight)] = known
+        return known[2]
+
+
+_SETTINGS: ContextVar[Settings] = ContextVar("settings", default=Settings())  # noqa: B039
+
+
+def settings() -> Settings:
+    """Return the settings of the present pass."""
+    return _SETTINGS.get()
+
+
+@contextmanager
+def using(chosen: Settings) -> Iterator[None]:
+    """Set the settings for a while."""
+    token = _SETTINGS.set(chosen)
+    try:
+        yield
+    finally:
+        _SETTINGS.reset(token)
+
+
+class Moments(Tensor):
+    """Mean and variance of a random tensor, as a tensor that a network's forward takes for its own.
+
+    Entries count as independent, but for one number for each example: `shared` is which part of the variance the
+    positions (tokens, pixels) have in common, because a weight moves all of them together.
+
+    Attributes:
+        centre: The mean, a plain tensor.
+        variance: The variance, a plain tensor of the same shape.
+        shared: (B,), or None if nothing is in common.
+        source: What a linear map made it of, which attention looks at; see `Source`.
+    """
+
+    centre: Tensor
+    variance: Tensor
+    shared: Tensor | None
+    source: Source | None
+
+    @staticmethod
+    def make(centre: Tensor, variance: Tensor, shared: Tensor | None = None, source: Source | None = None) -> Moments:
+        """Return the pair."""
+        pair = centre.detach().as_subclass(Moments)
+        pair.centre, pair.variance, pair.shared, pair.source = centre, variance, shared, source
+        return pair
+
+    def like(self, centre: Tensor, variance: Tensor) -> Moments:
+        """Return another pair of the same examples."""
+        return Moments.make(centre, variance, self.shared)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run an operation by its rule."""
+        options = dict(kwargs or {})
+        rule = _RULES.get(func)
+        if rule is not None:
+            result = rule(*args, **options)
+            if result is not NotImplemented:
+                return result
+        elif is_metadata(func):
+            return plain_call(func, args, options)
+        elif (changed := _in_place(func, args, options)) is not None:
+            return changed
+        else:
+            from bayesify.predict.streamlined._elementwise import generic
+
+            result = generic(func, args, options)
+            if result is not NotImplemented:
+                return result
+        raise NoRuleError(_operation(func))
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        """Show both."""
+        return f"Moments(centre={self.centre}, variance={self.variance})"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A linear map y = x W' + b that was not mixed with anything since.
+
+    Attributes:
+        x: Its input.
+        weight: Its weight.
+        bias: Its bias.
+        index: A tensor without data whose strides say where in y each entry of the present tensor lies.
+    """
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    index: Tensor
+
+
+def _operation(func: Callable[..., Any]) -> str:
+    """Return an operation as one would write it."""
+    try:
+        found = torch.overrides.resolve_name(func)
+    except Exception:
+        found = None
+    return found or name_of(func)
+
+
+def _in_place(func: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Run the plain version of an operation that changes its first argument, and write the result there."""
+    name = name_of(func)
+    plain = None
+    if name.startswith("__i") and name.endswith("__"):
+        plain = getattr(Tensor, f"__{name[3:-2]}__", None)
+    elif name.endswith("_") and not name.endswith("__"):
+        plain = getattr(Tensor, name[:-1], None) or getattr(torch, name[:-1], None)
+        plain = plain or getattr(torch.nn.functional, name[:-1], None)
+    if plain is None or not args:
+        return None
+    result = plain(*args, **options)
+    target = args[0]
+    if not isinstance(target, Moments):
+        raise NoRuleError(f"{_operation(func)} of a tensor that is not random with one that is")
+    target.centre.copy_(centre(result))
+    target.variance.copy_(variance_of(result))
+    if isinstance(result, Moments):
+        target.shared = result.shared
+    target.source = None
+    return target
+
+
+def moment_rule(*operations: Any) -> Callable[[RuleT], RuleT]:
+    """Register how operations act on means and variances.
+
+    The function gets the operation's own arguments, some of them `Moments` (with `centre` and `variance`), and returns
+    `Moments`, or `NotImplemented` for a case that it does not cover.
+
+    Example:
+        >>> from torch.special import expit
+        >>> @moment_rule(expit)
+        ... def rule(x):
+        ...     y = expit(x.centre)
+        ...     return x.like(y, (y * (1 - y)).square() * x.variance)
+    """
+
+    def register(rule: RuleT) -> RuleT:
+        for operation in operations:
+            _RULES[operation] = rule
+        return rule
+
+    return register
+
+
+def centre(x: Any) -> Any:
+    """Return the mean of a pair, and anything else as it is."""
+    return x.centre if isinstance(x, Moments) else x
+
+
+def variance_of(x: Tensor) -> Tensor:
+    """Return the variance of a pair, and zeros for a plain tensor."""
+    return x.variance if isinstance(x, Moments) else torch.zeros_like(x)
+
+
+def centres(tree: Any) -> Any:
+    """Replace every pair in a structure by its mean."""
+    return map_tensors(centre, tree)
