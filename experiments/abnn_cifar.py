@@ -60,6 +60,8 @@ ABLATIONS: dict[str, tuple[dict[str, Any], Any]] = {
     "second norm of each block": ({}, ["*.bn2"]),
     "normalised loss, eta=6": ({"eta": 6.0, "normalised": True}, None),
     "alpha=0": ({"alpha": 0.0}, None),
+    # Images that the network is not perfect on.
+    "grey border": ({}, None),
 }
 # What is compared on validation images alone, after one epoch.
 TUNING: list[dict[str, Any]] = [
@@ -83,6 +85,7 @@ class Run:
         self.name = network
         self.work = work
         self.train, self.val, self.test = loaders(images=images)
+        self.grey = loaders(images=images, grey=True)[0]
         self.foreign = foreign_loaders(32 if trial else 1000)
         self.short = DataLoader(Subset(self.test.dataset, range(2000)), 256), foreign_loaders(500)
         if trial:
@@ -100,7 +103,8 @@ class Run:
         posterior = bayesify.convert(self.network(), method, include=include)
         name = "".join(c if c.isalnum() or c == "." else "-" for c in f"{self.name}-{part}-{label}-{seed}")
         checkpoint = {"checkpoint": self.work / name, "checkpoint_steps": 100} if method.epochs else {}
-        bayesify.fit(posterior, self.train, seed=seed, progress=False, accuracy_tolerance=1.0, **checkpoint)
+        train = self.grey if label == "grey border" else self.train
+        bayesify.fit(posterior, train, seed=seed, progress=False, accuracy_tolerance=1.0, **checkpoint)
         return posterior
 
     def row(self, label: str, method: bayesify.Method, *, seed: int = 0, include: Any = None, part: str) -> dict:

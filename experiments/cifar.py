@@ -28,9 +28,10 @@ class AugmentedImages(Dataset[tuple[Tensor, Tensor]]):
     True
     """
 
-    def __init__(self, images: Tensor, labels: Tensor) -> None:
-        """Keep images (N, 3, 32, 32) with values from 0 to 1, padded and normalised once."""
-        self.images = cifar_inputs(pad(images, (4, 4, 4, 4)))
+    def __init__(self, images: Tensor, labels: Tensor, *, grey: bool = False) -> None:
+        """Keep images (N, 3, 32, 32) with values from 0 to 1, padded and normalised once; `grey` is the mean colour."""
+        border = (4, 4, 4, 4)
+        self.images = pad(cifar_inputs(images), border) if grey else cifar_inputs(pad(images, border))
         self.labels = labels
 
     def __len__(self) -> int:
@@ -44,10 +45,12 @@ class AugmentedImages(Dataset[tuple[Tensor, Tensor]]):
         return (image.flip(-1) if mirror else image), self.labels[index]
 
 
-def loaders(batch_size: int = 128, *, images: int = 50_000) -> tuple[DataLoader, DataLoader, DataLoader]:
+def loaders(
+    batch_size: int = 128, *, images: int = 50_000, grey: bool = False
+) -> tuple[DataLoader, DataLoader, DataLoader]:
     """Return loaders of augmented training images (the first so many), of validation images and of test images."""
     train, val, test = (load("cifar10", split) for split in ("train", "val", "test"))
-    augmented = AugmentedImages(train.inputs[:images], train.targets[:images])
+    augmented = AugmentedImages(train.inputs[:images], train.targets[:images], grey=grey)
     return (
         DataLoader(augmented, batch_size, shuffle=True, drop_last=True),
         DataLoader(TensorDataset(cifar_inputs(val.inputs), val.targets), 256),

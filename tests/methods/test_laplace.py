@@ -181,7 +181,10 @@ def test_memory_is_neither_outputs_nor_rows_times_parameters(structure, monkeypa
         ),
         ({"curvature": "hessian"}, "curvature must be one of"),
         ({"prior_per": "weight"}, "prior_per must be one of"),
-        ({"prior_precision": "cv"}, "prior_precision must be a positive number, 'marginal-likelihood' or 'validation'"),
+        (
+            {"prior_precision": "cv"},
+            "prior_precision must be a positive number, 'auto', 'marginal-likelihood' or 'validation'",
+        ),
         ({"prior_precision": 0.0}, "prior_precision must be positive and finite, but it is 0.0"),
         ({"prior_precision": float("inf")}, "prior_precision must be positive and finite"),
         ({"structure": "diagonal", "samples": 0}, "samples must be at least 1, or None"),
@@ -239,6 +242,14 @@ def test_include_names_the_last_layer():
     bayesify.fit(posterior, loader(), progress=False, accuracy_tolerance=1)
     assert posterior.conversion.converted == ("head",)
     assert posterior.layer == "head"
+
+
+def test_auto_takes_validation_data_where_there_are_any():
+    other = DataLoader(TensorDataset(*data()[:7]), 7)
+    for how, options in (("validation", {"val_loader": other}), ("marginal-likelihood", {})):
+        found, expected = (fitted(Laplace(prior_precision=kind), **options) for kind in ("auto", how))
+        assert found.prior_precision == expected.prior_precision
+    assert fitted(Laplace(), val_loader=other).prior_precision != fitted(Laplace()).prior_precision
 
 
 def test_validation_without_data_is_told_before_the_pass(monkeypatch):

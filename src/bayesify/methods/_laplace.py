@@ -46,8 +46,10 @@ class Laplace(Method):
         curvature: "ggn", or "fisher", the empirical Fisher: squared gradients of ln p of the true labels.
         samples: Labels drawn from the prediction for each example, which estimate the GGN in so many backward passes;
             None is exact and takes as many as an example has outputs (C - 1 for C classes).
-        prior_precision: delta; or how it is chosen: "marginal-likelihood", or "validation", the NLL of the validation
-            data given to `fit`.
+        prior_precision: delta; or how it is chosen: "auto", on the validation data given to `fit` if there are any and
+            by the marginal likelihood otherwise; "marginal-likelihood"; or "validation", the NLL of these data. On a
+            network that fits its training data to the last one the marginal likelihood knows too little of them, and
+            can be far too wide: give `fit` validation data.
         prior_per: Whether the "network" has one prior precision, or each "layer" its own.
         seed: Of the drawn labels, and of the draws on validation data.
     """
@@ -59,7 +61,7 @@ class Laplace(Method):
     structure: Literal["last-layer", "diagonal", "kronecker"] = "last-layer"
     curvature: Curvature = "ggn"
     samples: int | None = None
-    prior_precision: float | Literal["marginal-likelihood", "validation"] = "marginal-likelihood"
+    prior_precision: float | Literal["auto", "marginal-likelihood", "validation"] = "auto"
     prior_per: Literal["network", "layer"] = "network"
     seed: int = 0
 
@@ -74,10 +76,10 @@ class Laplace(Method):
                 raise ValueError(f"{key} must be one of {list(choices)}, but it is {getattr(self, key)!r}.")
         precision = self.prior_precision
         if isinstance(precision, str):
-            if precision not in ("marginal-likelihood", "validation"):
+            if precision not in ("auto", "marginal-likelihood", "validation"):
                 raise ValueError(
-                    "prior_precision must be a positive number, 'marginal-likelihood' or 'validation', but it is "
-                    f"{precision!r}."
+                    "prior_precision must be a positive number, 'auto', 'marginal-likelihood' or 'validation', but it "
+                    f"is {precision!r}."
                 )
         elif not 0 < precision < math.inf:
             raise ValueError(f"prior_precision must be positive and finite, but it is {precision}.")

@@ -60,7 +60,7 @@ class LaplaceSurvey(Survey):
         *,
         curvature: Curvature,
         samples: int | None,
-        prior: Literal["marginal-likelihood", "validation"] | None,
+        prior: Literal["auto", "marginal-likelihood", "validation"] | None,
         seed: int,
     ) -> None:
         self.posterior = posterior
@@ -229,8 +229,7 @@ class LaplaceSurvey(Survey):
         """Finish the curvature and choose the prior."""
         self.posterior.finish_curvature(self.num_data)
         self.posterior.maximise_evidence(fixed_precision=self.prior is None)
-        if self.prior == "validation":
-            assert val_loader is not None
+        if val_loader is not None and self.prior in ("auto", "validation"):
             choose_on_validation(self.posterior, val_loader, seed=self.seed)
 
 
