@@ -27,12 +27,13 @@ from bayesify.methods import (
     methods,
 )
 from bayesify.posteriors import Posterior
-from bayesify.predict import fit_variance_scale, predict
+from bayesify.predict import predict
 from bayesify.prediction import ClassificationPrediction, FeaturePrediction, Prediction, RegressionPrediction
 from bayesify.storage import load, save
 
 if TYPE_CHECKING:
     from bayesify import data, decide, report
+    from bayesify.predict import fit_variance_scale
 
 __all__ = [
     "ABNN",
@@ -82,4 +83,6 @@ def __getattr__(name: str) -> Any:
     """Import the parts that a training or a prediction does not need when they are asked for."""
     if name in ("data", "decide", "report"):
         return import_module(f"bayesify.{name}")
+    if name == "fit_variance_scale":
+        return import_module("bayesify.predict._scale").fit_variance_scale
     raise AttributeError(f"module 'bayesify' has no attribute {name!r}")

@@ -14,9 +14,7 @@ from torch import Tensor
 from bayesify._modes import evaluation_mode
 from bayesify._tree import inputs_of, split_batch, to_device
 from bayesify.posteriors import Posterior, require_posterior
-from bayesify.predict import posterior_device, predict
-from bayesify.predict._one_pass import ONE_PASS
-from bayesify.predict._scale import prediction_nll
+from bayesify.predict import ONE_PASS, posterior_device, predict
 from bayesify.prediction import ClassificationPrediction, Prediction, RegressionPrediction
 
 __all__ = ["Check", "check"]
@@ -95,6 +93,8 @@ def check(
         The comparison; `print` it.
     """
     require_posterior(posterior)
+    from bayesify.predict._scale import prediction_nll
+
     if how not in ONE_PASS:
         raise ValueError(f"how must be one of {list(ONE_PASS)}, but it is {how!r}.")
     if num_samples < 4:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Literal, get_args
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -18,18 +19,36 @@ from bayesify._tree import batch_rows, inputs_of, slice_rows, to_device
 from bayesify.likelihoods import Stream
 from bayesify.posteriors import Key, Posterior, require_posterior
 from bayesify.predict._features import FeatureStream, check_output, features_read
-from bayesify.predict._laws import Law, laws
 from bayesify.predict._layout import layout_of
-from bayesify.predict._one_pass import ONE_PASS, one_pass_of
 from bayesify.predict._sampling import add_draws
-from bayesify.predict._scale import fit_variance_scale
-from bayesify.predict.streamlined import Moments, moment_rule
 from bayesify.prediction import Prediction
+
+if TYPE_CHECKING:
+    from bayesify.predict._laws import Law, laws
+    from bayesify.predict._scale import fit_variance_scale
+    from bayesify.predict.streamlined import Moments, moment_rule
 
 __all__ = ["Law", "Moments", "add_draws", "fit_variance_scale", "laws", "moment_rule", "posterior_device", "predict"]
 
 How = Literal["sampling", "mean", "closed-form", "streamlined", "linearised", "moments", "margin"]
 _HOW = get_args(How)
+ONE_PASS = ("streamlined", "linearised", "moments", "margin")
+
+# What only predictions without draws need is imported when it is asked for.
+_LATER = {
+    "Law": "_laws",
+    "laws": "_laws",
+    "fit_variance_scale": "_scale",
+    "Moments": "streamlined",
+    "moment_rule": "streamlined",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a part on first use."""
+    if name not in _LATER:
+        raise AttributeError(f"module 'bayesify.predict' has no attribute {name!r}")
+    return getattr(import_module(f"bayesify.predict.{_LATER[name]}"), name)
 
 
 def predict(
@@ -113,7 +132,7 @@ def predict(
         # The lock keeps other threads from seeing, and from ending, this evaluation mode.
         with torch.inference_mode(False), torch.no_grad(), posterior.noise.lock, evaluation_mode(posterior):
             rows = chunk_size or (layout_of(posterior, batch, keys).rows if count else 1)
-            one_pass = one_pass_of(posterior, how, batch) if how in ONE_PASS and count else None
+            one_pass = _without_draws(posterior, how, batch) if how in ONE_PASS and count else None
             for start in bar(range(0, count, rows), "predict", shown=progress and direct):
                 part = slice_rows(batch, start, min(start + rows, count)) if count > rows else batch
                 if how == "closed-form":
@@ -131,6 +150,12 @@ def predict(
     if not parts:
         raise ValueError("There is nothing to predict: the inputs are empty. Check the loader or the tensor.")
     return Prediction.join(parts)
+
+
+def _without_draws(posterior: Posterior, how: str, batch: Any) -> Any:
+    from bayesify.predict._one_pass import one_pass_of
+
+    return one_pass_of(posterior, how, batch)
 
 
 def _check_one_pass(how: str, output: str, keep_samples: bool, num_samples: int | None, variance_scale: float) -> None:

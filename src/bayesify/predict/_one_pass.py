@@ -16,9 +16,8 @@ from bayesify.predict.linearised._outputs import all_variances, margin_variances
 from bayesify.predict.streamlined import MomentsPass
 from bayesify.prediction import Prediction
 
-__all__ = ["ONE_PASS", "OnePass", "one_pass_of"]
+__all__ = ["OnePass", "one_pass_of"]
 
-ONE_PASS = ("streamlined", "linearised", "moments", "margin")
 
 _WORDS = {
     "linearised": "linearised: one backward pass for each output",

@@ -14,7 +14,8 @@ from bayesify._modes import evaluation_mode
 from bayesify._tree import split_batch, to_device
 from bayesify.likelihoods import Likelihood
 from bayesify.posteriors import Posterior, require_posterior
-from bayesify.predict._one_pass import ONE_PASS, one_pass_of
+from bayesify.predict import ONE_PASS
+from bayesify.predict._one_pass import one_pass_of
 from bayesify.predict._outputs import OutputMoments, prediction_of
 from bayesify.prediction import ClassificationPrediction, Prediction, RegressionPrediction
 
