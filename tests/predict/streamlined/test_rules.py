@@ -9,6 +9,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.func import jacrev, vmap
 from torch.nn import functional
 
@@ -88,6 +89,8 @@ FIRST = {
     "silu": (functional.silu, X),
     "hardswish": (functional.hardswish, X),
     "elu": (functional.elu, X),
+    "elu module, in place": (lambda x: nn.ELU(0.5, inplace=True)(x * 1.0), X),
+    "hardtanh module": (nn.Hardtanh(-0.7, 0.9), X),
     "mish": (functional.mish, X),
     "softplus": (functional.softplus, X),
     "sine, generic": (torch.sin, X),

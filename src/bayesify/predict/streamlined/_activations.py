@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -125,36 +126,26 @@ def _owen_t(h: Tensor, a: Tensor) -> Tensor:
     return total * a / (2 * math.pi)
 
 
-@moment_rule(functional.silu)
-def _silu(input: Moments, inplace: bool = False) -> Moments:
-    del inplace
-    return elementwise(functional.silu, input)
+def _with_options(function: Callable[..., Tensor]) -> Callable[..., Moments]:
+    def rule(input: Moments, *, inplace: bool = False, **options: Any) -> Moments:
+        del inplace  # torch hands every option over by its name
+        return elementwise(lambda z: function(z, **options), input)
+
+    return rule
 
 
-@moment_rule(functional.hardswish)
-def _hardswish(input: Moments, inplace: bool = False) -> Moments:
-    del inplace
-    return elementwise(functional.hardswish, input)
-
-
-@moment_rule(functional.hardsigmoid)
-def _hardsigmoid(input: Moments, inplace: bool = False) -> Moments:
-    del inplace
-    return elementwise(functional.hardsigmoid, input)
-
-
-@moment_rule(functional.relu6)
-def _relu6(input: Moments, inplace: bool = False) -> Moments:
-    del inplace
-    return elementwise(functional.relu6, input)
-
-
-for _function in (functional.elu, functional.selu, functional.celu, functional.mish, functional.hardtanh):
-
-    @moment_rule(_function)
-    def _options(input: Moments, *args: Any, function: Any = _function, **options: Any) -> Moments:
-        options.pop("inplace", None)
-        return elementwise(lambda z: function(z, *args, **options), input)
+for _function in (
+    functional.celu,
+    functional.elu,
+    functional.hardsigmoid,
+    functional.hardswish,
+    functional.hardtanh,
+    functional.mish,
+    functional.relu6,
+    functional.selu,
+    functional.silu,
+):
+    moment_rule(_function)(_with_options(_function))
 
 
 @moment_rule(functional.glu, torch.nn.functional.glu)

@@ -89,7 +89,7 @@ def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha:
     return _linear(mat1, mat2.t(), input)
 
 
-def _convolution(function: Callable[..., Tensor]) -> Callable[..., Moments]:
+def _convolution(function: Callable[..., Tensor], *, transposed: bool) -> Callable[..., Moments]:
     def rule(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **options: Any) -> Moments:
         def operation(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
             return function(x, w, b, *args, **options)
@@ -97,7 +97,9 @@ def _convolution(function: Callable[..., Tensor]) -> Callable[..., Moments]:
         mean, variance, of_weight = _product(operation, input, weight, bias)
         new = None
         if of_weight is not None:
-            channels = weight.variance.sum((0, *range(2, weight.ndim)))  # type: ignore[attr-defined]
+            others = [dim for dim in range(weight.ndim) if dim != (0 if transposed else 1)]
+            channels = weight.variance.sum(others)  # type: ignore[attr-defined]
+            # A transposed weight has all input channels; a grouped one those of a group.
             groups = centre(input).shape[1] // len(channels)
             new = weight_share(centre(input), channels.repeat(max(1, groups)), 1)
         return Moments.make(mean, variance, combined_share(input, new, of_weight, variance))
@@ -105,26 +107,11 @@ def _convolution(function: Callable[..., Tensor]) -> Callable[..., Moments]:
     return rule
 
 
-def _transposed(function: Callable[..., Tensor]) -> Callable[..., Moments]:
-    def rule(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **options: Any) -> Moments:
-        def operation(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-            return function(x, w, b, *args, **options)
-
-        mean, variance, of_weight = _product(operation, input, weight, bias)
-        new = None
-        if of_weight is not None:
-            channels = weight.variance.sum(tuple(range(1, weight.ndim)))  # type: ignore[attr-defined]
-            new = weight_share(centre(input), channels, 1)
-        return Moments.make(mean, variance, combined_share(input, new, of_weight, variance))
-
-    return rule
-
-
 _function: Any
 for _function in (functional.conv1d, functional.conv2d, functional.conv3d):
-    moment_rule(_function)(_convolution(_function))
+    moment_rule(_function)(_convolution(_function, transposed=False))
 for _function in (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d):
-    moment_rule(_function)(_transposed(_function))
+    moment_rule(_function)(_convolution(_function, transposed=True))
 
 
 @moment_rule(functional.embedding)
