@@ -81,7 +81,8 @@ def main_row(run: Run, name: str, seed: int) -> dict[str, Any]:
 
 def tuning_row(run: Run, name: str) -> dict[str, Any]:
     """Fit and measure on the validation images."""
-    posterior, row = run.posterior(f"tuning-{name}", dataclasses.replace(IBNN(epochs=2, samples=DRAWS // 4), **TUNING[name]), 0)
+    method = dataclasses.replace(IBNN(epochs=2, samples=DRAWS // 4), **TUNING[name])
+    posterior, row = run.posterior(f"tuning-{name}", method, 0)
     return {**row, **scored(posterior, run.val, None)}
 
 

@@ -1,4 +1,4 @@
-"""Batch normalisation that foreign rows of a batch do not reach."""
+"""Statistics of normalisation layers: kept as they are, or out of the reach of foreign rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from bayesify.posteriors._forward import patched_forward
 
-__all__ = ["normalise_apart", "statistics_apart"]
+__all__ = ["normalise_apart", "statistics_apart", "statistics_kept", "tracking_norms"]
 
 
 Normalise = Callable[[slice, Tensor | None, Tensor | None, bool, float], Tensor]
@@ -74,3 +74,25 @@ def _forward(norm: Any, foreign: int, rows: int, input: Tensor) -> Tensor:
         return functional.batch_norm(input[part], mean, var, norm.weight, norm.bias, training, momentum, norm.eps)
 
     return normalise_apart(norm, input, foreign * (len(input) // rows), normalise)
+
+
+@contextmanager
+def statistics_kept(network: nn.Module, keep: bool) -> Iterator[None]:
+    """Normalise by the running statistics, and leave them alone, in training mode too, for a while."""
+    norms = [norm for norm in tracking_norms(network).values() if norm.training] if keep else []
+    for norm in norms:
+        norm.training = False
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.training = True
+
+
+def tracking_norms(network: nn.Module) -> dict[str, nn.Module]:
+    """Return the batch- and instance-normalisation layers that keep running statistics, by name."""
+    return {
+        name: module
+        for name, module in network.named_modules()
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.running_mean is not None
+    }
