@@ -15,7 +15,7 @@ from bayesify.posteriors import Posterior
 from bayesify.posteriors._batch_dims import grown
 from bayesify.posteriors._forward import patched_forward
 from bayesify.posteriors._noise import BatchDim
-from bayesify.predict._laws import Law, in_place
+from bayesify.predict._laws import Law
 from bayesify.predict.linearised._calls import NoiseCall, run
 from bayesify.predict.linearised._ledger import Batch, Ledger
 from bayesify.predict.linearised._weight import RandomWeight
@@ -112,7 +112,7 @@ class LinearisedPass:
             with ExitStack() as stack:
                 stack.enter_context(torch.enable_grad())
                 stack.enter_context(_frozen(self.posterior.network))
-                stack.enter_context(in_place(self.posterior.network, {**law.fixed, **law.means, **leaves}))
+                stack.enter_context(law.place(self.posterior.network, {**law.fixed, **law.means, **leaves}))
                 stack.enter_context(self.posterior.noise.mode(silent=True))
                 output = self.posterior.read(call(self.posterior.network, one))[0]
             gradients = torch.autograd.grad(output, list(leaves.values()), cotangent[row], allow_unused=True)
@@ -139,7 +139,7 @@ def _random_tensors(posterior: Posterior, law: Law, ledger: Ledger, looped: Any)
         _frozen(network),
         posterior.noise.mode(silent=True),
         patched_forward(forwards),
-        in_place(network, {**law.fixed, **tensors}),
+        law.place(network, {**law.fixed, **tensors}),
     ):
         yield
 

@@ -290,6 +290,8 @@ def _meets(operation: Any) -> Callable[..., Any]:
         if len(random) != 1 or not isinstance(x, Tensor):
             return NotImplemented
         weight = random[0]
+        if operation is torch.mul and (dims := _scaled_dims(x, weight)) is not None:
+            return _affine(x, weight.view(-1), None, dims)
         if x.ndim < 1 or not (weight.ndim < x.ndim or (weight.ndim == x.ndim and weight.shape[0] == 1)):
             return NotImplemented
         batch = weight.ledger.visit(x, [weight.label])
@@ -300,6 +302,16 @@ def _meets(operation: Any) -> Callable[..., Any]:
         )
 
     return rule
+
+
+def _scaled_dims(x: Tensor, weight: RandomWeight) -> tuple[int, ...] | None:
+    """Return the dimension along which a tensor multiplies an activation: the features, (D,), or channels, (C, 1, ...)."""
+    if x.ndim < 2 or weight.ndim < 1:
+        return None
+    if weight.ndim == 1 and weight.shape[0] == x.shape[-1]:
+        return (-1,)
+    channels = weight.ndim == x.ndim - 1 and weight.numel() == weight.shape[0] == x.shape[1]
+    return (1,) if channels else None
 
 
 def _copies(weight: RandomWeight, ndim: int) -> Tensor:

@@ -86,7 +86,7 @@ class Moments(Tensor):
     @staticmethod
     def make(centre: Tensor, variance: Tensor, shared: Tensor | None = None, source: Source | None = None) -> Moments:
         """Return the pair."""
-        pair = centre.detach().as_subclass(Moments)
+        pair = _blank(centre)
         pair.centre, pair.variance, pair.shared, pair.source = centre, variance, shared, source
         return pair
 
@@ -120,6 +120,15 @@ class Moments(Tensor):
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         """Show both."""
         return f"Moments(centre={self.centre}, variance={self.variance})"
+
+
+def _blank(like: Tensor) -> Moments:
+    """Return a pair that is still empty, with the shape of a tensor; a tensor that is only traced has no data."""
+    if type(like) in (Tensor, torch.nn.Parameter):
+        return like.detach().as_subclass(Moments)
+    options = {"dtype": like.dtype, "device": like.device, "strides": like.stride()}
+    made: Moments = Tensor._make_wrapper_subclass(Moments, like.shape, **options)  # type: ignore[attr-defined]
+    return made
 
 
 @dataclass(frozen=True)

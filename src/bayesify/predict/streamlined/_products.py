@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesify.predict.streamlined._linear import combined_share, weight_share
 from bayesify.predict.streamlined._moments import Moments, centre, moment_rule
 
 __all__ = ["joint_share"]
@@ -78,7 +79,20 @@ def _mul(input: Any, other: Any) -> Moments:
         variance = u * (b * b)
     if variance.shape != mean.shape:
         variance = variance.expand_as(mean)
-    return Moments.make(mean, variance, joint_share(input, other))
+    return Moments.make(mean, variance, _product_share(input, other, mean, variance))
+
+
+def _product_share(one: Any, other: Any, mean: Tensor, variance: Tensor) -> Tensor | None:
+    """Return the common part; a factor of each channel moves all positions of it together."""
+    for x, factor in ((one, other), (other, one)):
+        if not isinstance(factor, Moments) or not isinstance(x, Tensor) or x.shape != mean.shape or mean.ndim < 3:
+            continue
+        aligned = factor.variance.reshape(*(1,) * (mean.ndim - factor.ndim), *factor.shape)
+        dims = [dim for dim, size in enumerate(aligned.shape) if size > 1]
+        if len(dims) == 1 and dims[0] > 0:
+            new = weight_share(centre(x), aligned.flatten(), dims[0])
+            return combined_share(x, new, aligned * centre(x).square(), variance)
+    return joint_share(one, other)
 
 
 @moment_rule(torch.div, Tensor.div, Tensor.__truediv__, torch.true_divide)
