@@ -10,6 +10,7 @@ from bayesify.calibrate import calibrate
 from bayesify.check import Check, check
 from bayesify.convert import convert
 from bayesify.evaluate import Evaluation, evaluate
+from bayesify.export import export
 from bayesify.fit import History, fit
 from bayesify.likelihoods import Bernoulli, Categorical, Custom, Gaussian, Likelihood
 from bayesify.methods import (
@@ -66,6 +67,7 @@ __all__ = [
     "decide",
     "ensemble",
     "evaluate",
+    "export",
     "fit",
     "fit_variance_scale",
     "load",

@@ -86,9 +86,9 @@ class LinearisedPass:
         self.ledger = Ledger(batch_rows(inputs), plan.batches, _like(posterior))
         with torch.enable_grad(), _random_tensors(posterior, law, self.ledger, plan.looped):
             self._outputs = posterior.read(call(posterior.network, inputs))
-        if len(self._outputs) != self.ledger.rows:
+        if self._outputs.shape[0] != self.ledger.rows:
             raise ValueError(
-                f"The network returned {len(self._outputs)} rows for {self.ledger.rows} examples. Its first output "
+                f"The network returned {self._outputs.shape[0]} rows for {self.ledger.rows} examples. Its first output "
                 "dimension must be the batch."
             )
         self.outputs = self._outputs.detach()

@@ -319,7 +319,7 @@ def _copies(weight: RandomWeight, ndim: int) -> Tensor:
     random = Random(weight.variance, weight.ledger.use(weight.label, weight.variance))
     copies = run(ExpandCall(weight.ledger, weight.value, random), weight.ledger.anchor.detach())
     shape = weight.shape[1:] if weight.ndim == ndim else weight.shape
-    return copies.reshape(len(copies), *(1,) * (ndim - 1 - len(shape)), *shape)
+    return copies.reshape(copies.shape[0], *(1,) * (ndim - 1 - len(shape)), *shape)
 
 
 for _operation, _functions in {

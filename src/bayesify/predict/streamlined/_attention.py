@@ -94,7 +94,7 @@ def _through_weights(weights: Tensor, value: Moments) -> Tensor | None:
         return None
     variance: Tensor | None = None
     if isinstance(x, Moments):
-        shared = None if x.shared is None or len(x.shared) != len(x.centre) else x.shared
+        shared = None if x.shared is None or x.shared.shape[0] != x.centre.shape[0] else x.shared
         incoming = _mixed(weights, x.variance[:, None], shared)  # (B, H, L, D)
         variance = incoming @ _second(source.weight)[rows].mT
     if isinstance(source.weight, Moments):

@@ -91,7 +91,7 @@ def _noise_forward(module: nn.Module) -> Callable[..., Any]:
         variance = (terms.std_scale * mean + terms.std_shift).square()
         shared = None
         if terms.channel_dims is not None and mean.ndim > 2:
-            shared = torch.ones(len(mean), dtype=mean.dtype, device=mean.device)
+            shared = torch.ones(mean.shape[0], dtype=mean.dtype, device=mean.device)
         if isinstance(x, Moments):
             own = Moments.make(mean, variance, shared)
             before = x.like(mean, (terms.scale**2 + terms.std_scale**2) * x.variance)

@@ -127,8 +127,17 @@ def _blank(like: Tensor) -> Moments:
     if type(like) in (Tensor, torch.nn.Parameter):
         return like.detach().as_subclass(Moments)
     options = {"dtype": like.dtype, "device": like.device, "strides": like.stride()}
-    made: Moments = Tensor._make_wrapper_subclass(Moments, like.shape, **options)  # type: ignore[attr-defined]
+    made: Moments = Tensor._make_wrapper_subclass(_Traced, like.shape, **options)  # type: ignore[attr-defined]
     return made
+
+
+class _Traced(Moments):
+    """A pair of tensors without data, while a pass is traced for an export."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Refuse what did not go through a rule."""
+        raise NoRuleError(str(func))
 
 
 @dataclass(frozen=True)

@@ -24,13 +24,13 @@ def joint_share(*parts: Any) -> Tensor | None:
         return None
     if len(pairs) == 1:
         return pairs[0].shared
-    rows = {len(pair.centre) for pair in pairs if pair.shared is not None}
-    if len(rows) > 1 or any(pair.centre.ndim == 0 for pair in pairs):
+    rows = [pair.centre.shape[0] for pair in pairs if pair.shared is not None]
+    if any(count != rows[0] for count in rows) or any(pair.centre.ndim == 0 for pair in pairs):
         return None
-    count = rows.pop()
+    count = rows[0]
     total = common = torch.zeros(count, dtype=pairs[0].variance.dtype, device=pairs[0].variance.device)
     for pair in pairs:
-        size = pair.variance.flatten(1).sum(1) if len(pair.centre) == count else pair.variance.sum().expand(count)
+        size = pair.variance.flatten(1).sum(1) if pair.centre.shape[0] == count else pair.variance.sum().expand(count)
         total = total + size
         common = common if pair.shared is None else common + pair.shared * size
     return common / total.clamp_min(torch.finfo(total.dtype).tiny)

@@ -35,7 +35,7 @@ def _share(x: Moments, moved: Tensor) -> Tensor | None:
     """Keep the common part while the first dimension has as many entries; else take its mean for all."""
     if x.shared is None or moved.ndim == 0:
         return None
-    return x.shared if len(moved) == len(x.shared) else x.shared.mean().expand(len(moved))
+    return x.shared if moved.shape[0] == x.shared.shape[0] else x.shared.mean().expand(moved.shape[0])
 
 
 def _indices(operation: Callable[..., Any], x: Moments, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
