@@ -80,11 +80,12 @@ def export(
     example = _several(to_device(example, posterior_device(posterior)))
     with posterior.noise.lock, evaluation_mode(posterior), torch.inference_mode(False), torch.no_grad():
         network = _Predictor(_predictor(posterior, example, how, variance_scale))
+        names = list(call(network, example))
         program = _traced(network, example)
     if target is not None and target.suffix == ".pt2":
         _write(target, lambda file: torch.export.save(program, file))
     elif target is not None:
-        _write(target, lambda file: _save_onnx(program, example, network.names, file))
+        _write(target, lambda file: _save_onnx(program, example, names, file))
     return program
 
 
@@ -94,14 +95,11 @@ class _Predictor(nn.Module):
     def __init__(self, predict: Callable[[Any], Prediction]) -> None:
         super().__init__()
         self.predict = predict
-        self.names: list[str] = []
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Predict."""
         inputs: Any = kwargs or (args if len(args) > 1 else args[0])
-        outputs = _tensors_of(self.predict(inputs))
-        self.names = list(outputs)
-        return outputs
+        return _tensors_of(self.predict(inputs))
 
 
 def _tensors_of(prediction: Prediction) -> dict[str, Tensor]:

@@ -168,7 +168,7 @@ class InputMixturePosterior(Posterior):
 
     def by_parameter(self, factors: Tensor) -> dict[str, Tensor]:
         """Split factors (N,) by the names of the parameters that they belong to."""
-        return {latent.parameter: factors[latent.span] for latent in self.latents}
+        return {latent.parameter: factors[latent.span].clone() for latent in self.latents}
 
     @contextmanager
     def multiplied(self, network: nn.Module, factors: Mapping[str, Tensor]) -> Iterator[None]:
