@@ -46,4 +46,5 @@ def _cells(found: Check) -> list[str]:
 
 
 def _origin(found: Check) -> str:
-    return f"{found.predictor}; against {found.draws:,} draws on {found.examples:,} examples."
+    name = found.predictor[:1].upper() + found.predictor[1:]
+    return f"{name}; against {found.draws:,} draws on {found.examples:,} examples."
