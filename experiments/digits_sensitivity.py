@@ -2,8 +2,8 @@
 
 `python -m experiments.digits_sensitivity` trains a small network on scikit-learn's digits, makes it Bayesian with
 BayesAdapter, and draws, for the six test digits that it is least sure of: the digit, the derivative of the variance of
-the logits (red: ink there makes it less sure; blue: surer), and what each pixel would add if it were uncertain. The
-picture goes to `experiments/results/digits_sensitivity.png`; half a minute. `--trial` trains for one epoch and keeps
+the logits (red: ink there makes it less sure; blue: surer), and the variance that each pixel would contribute if it
+were uncertain. The picture goes to `experiments/results/digits_sensitivity.png`; half a minute. `--trial` trains for one epoch and keeps
 nothing.
 """
 
@@ -45,7 +45,7 @@ def draw(images: torch.Tensor, found: Sensitivity, titles: list[str], path: Path
     """Draw three rows of pictures."""
     figure = Figure(figsize=(1.6 * len(images), 5.2), layout="constrained")
     panels = figure.subplots(3, len(images))
-    names = ("the digit", "derivative of the variance", "what an uncertain pixel adds")
+    names = ("digit", "derivative", "contribution")
     for column, title in enumerate(titles):
         limit = float(found.gradient[column].abs().max())
         shown: list[tuple[torch.Tensor, dict[str, Any]]] = [
