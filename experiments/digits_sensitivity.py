@@ -3,8 +3,8 @@
 `python -m experiments.digits_sensitivity` trains a small network on scikit-learn's digits, makes it Bayesian with
 BayesAdapter, and draws, for the six test digits that it is least sure of: the digit, the derivative of the variance of
 the logits (red: ink there makes it less sure; blue: surer), and the variance that each pixel would contribute if it
-were uncertain. The picture goes to `experiments/results/digits_sensitivity.png`; half a minute. `--trial` trains for one epoch and keeps
-nothing.
+were uncertain. The picture goes to `experiments/results/digits_sensitivity.png`; half a minute. `--trial` trains for
+one epoch and keeps nothing.
 """
 
 from __future__ import annotations
