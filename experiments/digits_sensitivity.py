@@ -32,7 +32,9 @@ def fitted(*, trial: bool) -> tuple[bayesify.Posterior, torch.Tensor]:
     torch.manual_seed(0)
     train, test = read_digits("train"), read_digits("test")
     loader = DataLoader(TensorDataset(train.inputs, train.targets), 64, shuffle=True)
-    network = nn.Sequential(nn.Flatten(1), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    network = nn.Sequential(
+        nn.Flatten(1), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)
+    )
     plain = bayesify.convert(network, bayesify.MAP(epochs=1 if trial else 60, lr=0.05))
     bayesify.fit(plain, loader, progress=False)
     method = bayesify.BayesAdapter(epochs=1 if trial else 20)
@@ -74,9 +76,7 @@ def main() -> None:
     worst = prediction.score("epistemic").argsort(descending=True)[:SHOWN]
     found = bayesify.input_sensitivity(posterior, images[worst], num_samples=50)
     two = prediction.probs[worst].topk(2, -1)
-    titles = [
-        f"{int(a)} ({float(p):.0%}) or {int(b)}" for (a, b), (p, _) in zip(two.indices, two.values, strict=True)
-    ]
+    titles = [f"{int(a)} ({float(p):.0%}) or {int(b)}" for (a, b), (p, _) in zip(two.indices, two.values, strict=True)]
     with tempfile.TemporaryDirectory() as folder:
         path = (Path(folder) if arguments.trial else RESULTS) / "digits_sensitivity.png"
         draw(images[worst], found, titles, path)

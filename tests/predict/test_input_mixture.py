@@ -36,9 +36,8 @@ def test_one_linear_layer_is_the_mixture_in_closed_form():
         torch.testing.assert_close(prediction.epistemic, variances.mean(0) + means.var(0, correction=0), **EXACT)
         assert torch.equal(prediction.aleatoric, torch.full_like(prediction.mean, 0.25))
     spread = torch.full((4,), 0.1, dtype=torch.float64)
-    second = torch.stack(
-        [((m**2 + s**2) * 0.1) @ weight.T**2 for m, s in zip(posterior.component_means, posterior.component_stds)]
-    ).detach()
+    pairs = posterior.component_means, posterior.component_stds
+    second = torch.stack([((m**2 + s**2) * 0.1) @ weight.T**2 for m, s in zip(*pairs, strict=True)]).detach()
     both = predict(posterior, X, how="moments", input_variance=spread)
     expected = (variances + second[:, None]).mean(0) + means.var(0, correction=0)
     torch.testing.assert_close(both.epistemic, expected, **EXACT)

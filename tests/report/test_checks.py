@@ -44,6 +44,6 @@ def test_without_checks_there_is_no_section(tmp_path):
 
 
 def test_something_else_is_refused(tmp_path):
-    with pytest.raises(TypeError, match="must come from bayesify.check"):
+    with pytest.raises(TypeError, match=r"must come from bayesify\.check"):
         write_report([classification("plain")], tmp_path / "report.html", checks={"adapter": 0.93})
     assert not (tmp_path / "report.html").exists()

@@ -61,7 +61,9 @@ def test_close_to_draws(name):
     if "margin" in prediction.predictor:
         top = prediction.logits_mean.topk(2, -1).indices
         picked = draws.gather(-1, top.expand(DRAWS, -1, -1))
-        ratio = 2 * prediction.logits_variance[:, 0] / (1 - 1 / draws.shape[-1]) / (picked[..., 0] - picked[..., 1]).var(0)
+        ratio = (
+            2 * prediction.logits_variance[:, 0] / (1 - 1 / draws.shape[-1]) / (picked[..., 0] - picked[..., 1]).var(0)
+        )
         bound = 1.5
     else:
         classes = 1 if draws.ndim == 5 else -1

@@ -305,7 +305,7 @@ def _meets(operation: Any) -> Callable[..., Any]:
 
 
 def _scaled_dims(x: Tensor, weight: RandomWeight) -> tuple[int, ...] | None:
-    """Return the dimension along which a tensor multiplies an activation: the features, (D,), or channels, (C, 1, ...)."""
+    """Return the dimension along which a tensor multiplies an activation: features (D,) or channels (C, 1, ...)."""
     if x.ndim < 2 or weight.ndim < 1:
         return None
     if weight.ndim == 1 and weight.shape[0] == x.shape[-1]:
