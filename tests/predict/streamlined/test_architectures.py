@@ -42,7 +42,7 @@ NETWORKS = {
 def noisy(network):
     """Return a posterior with noise of 1 % on every matrix and kernel."""
     log_stds = {
-        name: torch.full_like(p, 0.01 * float(p.square().mean().sqrt())).log().detach()
+        name: torch.full_like(p, 0.01 * float(p.detach().square().mean().sqrt())).log().detach()
         for name, p in network.named_parameters()
         if p.ndim > 1
     }
