@@ -120,7 +120,7 @@ def _predictor(posterior: Posterior, example: Any, how: str, scale: float) -> Ca
     from bayesify.predict._one_pass import OnePass
 
     found = OnePass(posterior, how, example)
-    if found.engine != "moments":
+    if not found.passes:  # it is no forward pass
         raise ValueError(
             f"For this network how='streamlined' is {found.words.partition(': ')[2]}, and a program cannot hold a "
             "backward pass. Export how='moments', and see first whether it can be trusted here: "
