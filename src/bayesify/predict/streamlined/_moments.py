@@ -14,7 +14,17 @@ from torch import Tensor
 from bayesify._tree import map_tensors
 from bayesify.predict._overrides import is_metadata, name_of, plain_call
 
-__all__ = ["Moments", "NoRuleError", "Settings", "centre", "moment_rule", "settings", "using", "variance_of"]
+__all__ = [
+    "Moments",
+    "NoRuleError",
+    "Settings",
+    "centre",
+    "moment_rule",
+    "same_size",
+    "settings",
+    "using",
+    "variance_of",
+]
 
 Rule = Callable[..., Any]
 RuleT = TypeVar("RuleT", bound=Rule)
@@ -219,6 +229,15 @@ def centre(x: Any) -> Any:
 def variance_of(x: Tensor) -> Tensor:
     """Return the variance of a pair, and zeros for a plain tensor."""
     return x.variance if isinstance(x, Moments) else torch.zeros_like(x)
+
+
+def same_size(one: int, other: int) -> bool:
+    """Return whether two sizes are equal; while a pass is traced, whether they are for every size of the batch."""
+    if isinstance(one, int) and isinstance(other, int):
+        return one == other
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return statically_known_true(one == other)
 
 
 def centres(tree: Any) -> Any:

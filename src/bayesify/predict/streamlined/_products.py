@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bayesify.predict.streamlined._linear import combined_share, weight_share
-from bayesify.predict.streamlined._moments import Moments, centre, moment_rule
+from bayesify.predict.streamlined._moments import Moments, centre, moment_rule, same_size
 
 __all__ = ["joint_share"]
 
@@ -25,12 +25,16 @@ def joint_share(*parts: Any) -> Tensor | None:
     if len(pairs) == 1:
         return pairs[0].shared
     rows = [pair.centre.shape[0] for pair in pairs if pair.shared is not None]
-    if any(count != rows[0] for count in rows) or any(pair.centre.ndim == 0 for pair in pairs):
+    if not all(same_size(count, rows[0]) for count in rows) or any(pair.centre.ndim == 0 for pair in pairs):
         return None
     count = rows[0]
     total = common = torch.zeros(count, dtype=pairs[0].variance.dtype, device=pairs[0].variance.device)
     for pair in pairs:
-        size = pair.variance.flatten(1).sum(1) if pair.centre.shape[0] == count else pair.variance.sum().expand(count)
+        size = (
+            pair.variance.flatten(1).sum(1)
+            if same_size(pair.centre.shape[0], count)
+            else pair.variance.sum().expand(count)
+        )
         total = total + size
         common = common if pair.shared is None else common + pair.shared * size
     return common / total.clamp_min(torch.finfo(total.dtype).tiny)
