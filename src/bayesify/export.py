@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 
 __all__ = ["export"]
 
-_HOW = ("streamlined", "moments", "closed-form", "mean")
+Outputs = Callable[[Any], dict[str, Tensor]]
+
+_HOW = ("streamlined", "moments", "margin", "linearised", "closed-form", "mean")
 _SUFFIXES = (".pt2", ".onnx")
-_EXAMPLES = 3  # more than one, so that the size of a batch is not taken for a constant
+_SIZES = (3, 5, 7, 11, 13, 17, 19, 23)  # of the batch that is traced: more than one, and like no other size
 
 
 def export(
@@ -49,7 +51,7 @@ def export(
         example: A batch, as for `predict`; its shapes, but for the number of examples, are the program's.
         path: `*.pt2` for `torch.export.load`, `*.onnx` for ONNX Runtime and others, which takes the extra
             `bayesify[export]`; None writes nothing.
-        how: "streamlined" or "moments", "closed-form" (`Laplace(structure="last-layer")`), "mean".
+        how: As in `predict`, but for "sampling". A prediction with backward passes is traced as well.
         variance_scale: From `fit_variance_scale`.
 
     Returns:
@@ -79,8 +81,9 @@ def export(
         _require_onnx()
     example = _several(to_device(example, posterior_device(posterior)))
     with posterior.noise.lock, evaluation_mode(posterior), torch.inference_mode(False), torch.no_grad():
-        network = _Predictor(_predictor(posterior, example, how, variance_scale))
-        names = list(call(network, example))
+        predict, backward = _predictor(posterior, example, how, variance_scale)
+        names = list(predict(example))
+        network = _Predictor(_flattened(predict, example) if backward else predict)
         program = _traced(network, example)
     if target is not None and target.suffix == ".pt2":
         _write(target, lambda file: torch.export.save(program, file))
@@ -92,14 +95,14 @@ def export(
 class _Predictor(nn.Module):
     """What is traced: inputs to named tensors."""
 
-    def __init__(self, predict: Callable[[Any], Prediction]) -> None:
+    def __init__(self, predict: Outputs) -> None:
         super().__init__()
         self.predict = predict
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Predict."""
         inputs: Any = kwargs or (args if len(args) > 1 else args[0])
-        return _tensors_of(self.predict(inputs))
+        return self.predict(inputs)
 
 
 def _tensors_of(prediction: Prediction) -> dict[str, Tensor]:
@@ -112,21 +115,29 @@ def _tensors_of(prediction: Prediction) -> dict[str, Tensor]:
     return {name: getattr(prediction, name).clone() for name in names}
 
 
-def _predictor(posterior: Posterior, example: Any, how: str, scale: float) -> Callable[[Any], Prediction]:
+def _predictor(posterior: Posterior, example: Any, how: str, scale: float) -> tuple[Outputs, bool]:
+    """Return the function to be traced, and whether it takes a backward pass."""
     if how == "closed-form":
-        return lambda inputs: posterior.closed_form(inputs)
+        return lambda inputs: _tensors_of(posterior.closed_form(inputs)), False
     if how == "mean":
-        return lambda inputs: _mean(posterior, inputs)
+        return lambda inputs: _tensors_of(_mean(posterior, inputs)), False
     from bayesify.predict._one_pass import OnePass
 
     found = OnePass(posterior, how, example)
-    if not found.passes:  # it is no forward pass
+    if found.plan is not None and found.plan.looped:
         raise ValueError(
-            f"For this network how='streamlined' is {found.words.partition(': ')[2]}, and a program cannot hold a "
-            "backward pass. Export how='moments', and see first whether it can be trusted here: "
-            "bayesify.check(posterior, loader, how='moments')."
+            f"{min(found.plan.looped)!r} is used in a way without a formula, so that examples are looped over, which a "
+            "program cannot do for batches of every size. Export how='moments'."
         )
-    return lambda inputs: found.predict(inputs, num_samples=None, seed=0, scale=scale)
+    return lambda inputs: _tensors_of(found.predict(inputs, num_samples=None, seed=0, scale=scale)), not found.passes
+
+
+def _flattened(predict: Outputs, example: Any) -> Outputs:
+    """Write the operations of a backward pass down as those of a forward pass."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    made: Outputs = make_fx(predict, tracing_mode="symbolic", _allow_non_fake_inputs=True)(example)
+    return made
 
 
 def _mean(posterior: Posterior, inputs: Any) -> Prediction:
@@ -138,11 +149,13 @@ def _mean(posterior: Posterior, inputs: Any) -> Prediction:
 
 def _several(example: Any) -> Any:
     """Return a batch of a few examples."""
-    rows = batch_rows(example)
-    if not rows:
+    if not batch_rows(example):
         raise ValueError("The example holds no rows: give a batch as predict takes it.")
-    few = slice_rows(example, 0, _EXAMPLES)
-    return few if rows >= _EXAMPLES else slice_rows(repeat_rows(few, _EXAMPLES), 0, _EXAMPLES)
+    sizes: set[int] = set()
+    map_tensors(lambda tensor: sizes.update(tensor.shape[1:]), example)
+    rows = next(size for size in _SIZES if size not in sizes)
+    few = slice_rows(example, 0, rows)
+    return slice_rows(repeat_rows(few, rows), 0, rows)
 
 
 def _traced(network: nn.Module, example: Any) -> ExportedProgram:
@@ -181,9 +194,16 @@ def _save_onnx(program: ExportedProgram, example: Any, outputs: list[str], file:
         inputs = ["input"] if count == 1 else [f"input_{index}" for index in range(count)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = torch.onnx.export(
-            program, (), input_names=inputs, output_names=outputs, dynamo=True, verbose=False, optimize=True
-        )
+        try:
+            made = torch.onnx.export(
+                program, (), input_names=inputs, output_names=outputs, dynamo=True, verbose=False, optimize=True
+            )
+        except RuntimeError as error:
+            raise ValueError(
+                "ONNX has no operation for a part of this prediction, of its backward pass as a rule. Write a .pt2 "
+                "file, or export how='moments', which has no backward pass; bayesify.check(posterior, loader, "
+                f"how='moments') says whether it can be trusted. torch says: {str(error).splitlines()[0]}"
+            ) from error
         assert made is not None
         made.save(file)
 
