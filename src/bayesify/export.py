@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
@@ -202,10 +203,15 @@ def _save_onnx(program: ExportedProgram, example: Any, outputs: list[str], file:
             raise ValueError(
                 "ONNX has no operation for a part of this prediction, of its backward pass as a rule. Write a .pt2 "
                 "file, or export how='moments', which has no backward pass; bayesify.check(posterior, loader, "
-                f"how='moments') says whether it can be trusted. torch says: {str(error).splitlines()[0]}"
+                f"how='moments') says whether it can be trusted. torch says: {_plain(error)}"
             ) from error
         assert made is not None
         made.save(file)
+
+
+def _plain(error: Exception) -> str:
+    """Return the first line of a message without the colours of a terminal."""
+    return re.sub(r"\x1b\[\d+m", "", str(error).splitlines()[0])
 
 
 def _write(target: Path, save: Callable[[str], None]) -> None:
