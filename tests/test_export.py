@@ -152,7 +152,7 @@ def test_mean_and_closed_form():
 
     posterior = convert(mlp(), Laplace(structure="last-layer"))
     data = [(torch.randn(16, 4), torch.randint(3, (16,))) for _ in range(2)]
-    fit(posterior, data)
+    fit(posterior, data, num_data=32)
     x = torch.randn(3, 4)
     for how in ("closed-form", "mean"):
         found = export(posterior, x, how=how).module()(x)

@@ -8,6 +8,7 @@ import re
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
+from inspect import Parameter, Signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +85,7 @@ def export(
     with posterior.noise.lock, evaluation_mode(posterior), torch.inference_mode(False), torch.no_grad():
         predict, backward = _predictor(posterior, example, how, variance_scale)
         names = list(predict(example))
-        network = _Predictor(_flattened(predict, example) if backward else predict)
+        network = _Predictor(_flattened(predict, example) if backward else predict, example)
         program = _traced(network, example)
     if target is not None and target.suffix == ".pt2":
         _write(target, lambda file: torch.export.save(program, file))
@@ -96,14 +97,21 @@ def export(
 class _Predictor(nn.Module):
     """What is traced: inputs to named tensors."""
 
-    def __init__(self, predict: Outputs) -> None:
+    def __init__(self, predict: Outputs, example: Any) -> None:
         super().__init__()
         self.predict = predict
+        if isinstance(example, Mapping):
+            names = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in example]
 
-    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+            def forward(**inputs: Any) -> dict[str, Tensor]:
+                return predict(inputs)
+
+            forward.__signature__ = Signature(names)  # type: ignore[attr-defined] # the exporter asks for the names
+            self.forward = forward  # type: ignore[method-assign]
+
+    def forward(self, *args: Any) -> dict[str, Tensor]:
         """Predict."""
-        inputs: Any = kwargs or (args if len(args) > 1 else args[0])
-        return self.predict(inputs)
+        return self.predict(args if len(args) > 1 else args[0])
 
 
 def _tensors_of(prediction: Prediction) -> dict[str, Tensor]:
@@ -166,8 +174,7 @@ def _traced(network: nn.Module, example: Any) -> ExportedProgram:
         return {0: torch.export.Dim.DYNAMIC} if tensor.ndim and tensor.shape[0] == rows else None
 
     args, kwargs = call(lambda *args, **kwargs: (args, kwargs), example)
-    # The signature of the traced forward is *args or **kwargs: shapes are given in the same nesting.
-    shapes: Any = {"kwargs": map_tensors(dynamic, kwargs)} if kwargs else {"args": map_tensors(dynamic, args)}
+    shapes: Any = map_tensors(dynamic, kwargs) if kwargs else {"args": map_tensors(dynamic, args)}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the exporter, about itself

@@ -79,7 +79,10 @@ def input_sensitivity(
     keys = posterior.keys(num_samples, seed)
     with torch.inference_mode(False), posterior.noise.lock, evaluation_mode(posterior):
         with torch.no_grad():
-            mean = sum(_values(posterior, placed, key) for key in keys) / len(keys)
+            mean = _values(posterior, placed, keys[0])
+            for key in keys[1:]:
+                mean += _values(posterior, placed, key)
+            mean /= len(keys)
         variance, gradient = torch.zeros_like(mean[:, 0]), torch.zeros_like(leaf)
         with torch.enable_grad():
             slopes = [torch.zeros_like(leaf) for _ in range(mean.shape[1])]

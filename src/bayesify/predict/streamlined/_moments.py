@@ -136,16 +136,14 @@ def _blank(like: Tensor) -> Moments:
     """Return a pair that is still empty, with the shape of a tensor; a tensor that is only traced has no data."""
     if type(like) in (Tensor, torch.nn.Parameter):
         return like.detach().as_subclass(Moments)
-    options = {"dtype": like.dtype, "device": like.device, "strides": like.stride()}
-    made: Moments = Tensor._make_wrapper_subclass(_Traced, like.shape, **options)  # type: ignore[attr-defined]
-    return made
+    return Tensor._make_wrapper_subclass(_Traced, like.shape, like.stride(), dtype=like.dtype, device=like.device)
 
 
 class _Traced(Moments):
     """A pair of tensors without data, while a pass is traced for an export."""
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Refuse what did not go through a rule."""
         raise NoRuleError(str(func))
 
