@@ -81,8 +81,8 @@ def input_sensitivity(
         with torch.no_grad():
             mean = _values(posterior, placed, keys[0])
             for key in keys[1:]:
-                mean += _values(posterior, placed, key)
-            mean /= len(keys)
+                mean = mean + _values(posterior, placed, key)
+            mean = mean / len(keys)
         variance, gradient = torch.zeros_like(mean[:, 0]), torch.zeros_like(leaf)
         with torch.enable_grad():
             slopes = [torch.zeros_like(leaf) for _ in range(mean.shape[1])]
