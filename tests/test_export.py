@@ -147,15 +147,9 @@ def test_what_cannot_be_exported_says_what_to_do(tmp_path):
         export(adapted(Fixed()), x)
 
 
-def test_mean_and_closed_form():
-    from bayesify import Laplace, fit
-
-    posterior = convert(mlp(), Laplace(structure="last-layer"))
-    data = [(torch.randn(16, 4), torch.randint(3, (16,))) for _ in range(2)]
-    fit(posterior, data, num_data=32)
-    x = torch.randn(3, 4)
-    for how in ("closed-form", "mean"):
-        found = export(posterior, x, how=how).module()(x)
-        expected = predict(posterior, x, how=how)
-        torch.testing.assert_close(found["probs"], expected.probs, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(found["epistemic"], expected.epistemic, rtol=1e-4, atol=1e-6)
+def test_the_mean_network():
+    posterior, x = adapted(mlp()), torch.randn(3, 4)
+    found = export(posterior, x, how="mean").module()(x)
+    expected = predict(posterior, x, how="mean")
+    torch.testing.assert_close(found["probs"], expected.probs, rtol=1e-5, atol=1e-6)
+    assert (found["epistemic"] == 0).all()

@@ -29,7 +29,7 @@ __all__ = ["export"]
 
 Outputs = Callable[[Any], dict[str, Tensor]]
 
-_HOW = ("streamlined", "moments", "margin", "linearised", "closed-form", "mean")
+_HOW = ("streamlined", "moments", "margin", "linearised", "mean")
 _SUFFIXES = (".pt2", ".onnx")
 _SIZES = (3, 5, 7, 11, 13, 17, 19, 23)  # of the batch that is traced: more than one, and like no other size
 
@@ -53,7 +53,7 @@ def export(
         example: A batch, as for `predict`; its shapes, but for the number of examples, are the program's.
         path: `*.pt2` for `torch.export.load`, `*.onnx` for ONNX Runtime and others, which takes the extra
             `bayesify[export]`; None writes nothing.
-        how: As in `predict`, but for "sampling". A prediction with backward passes is traced as well.
+        how: As in `predict`, but for "sampling" and "closed-form". A prediction with backward passes is traced as well.
         variance_scale: From `fit_variance_scale`.
 
     Returns:
@@ -107,7 +107,7 @@ class _Predictor(nn.Module):
                 return predict(inputs)
 
             forward.__signature__ = Signature(names)  # type: ignore[attr-defined] # the exporter asks for the names
-            self.forward = forward  # type: ignore[method-assign]
+            self.forward = forward  # type: ignore[assignment, method-assign]
 
     def forward(self, *args: Any) -> dict[str, Tensor]:
         """Predict."""
@@ -126,8 +126,6 @@ def _tensors_of(prediction: Prediction) -> dict[str, Tensor]:
 
 def _predictor(posterior: Posterior, example: Any, how: str, scale: float) -> tuple[Outputs, bool]:
     """Return the function to be traced, and whether it takes a backward pass."""
-    if how == "closed-form":
-        return lambda inputs: _tensors_of(posterior.closed_form(inputs)), False
     if how == "mean":
         return lambda inputs: _tensors_of(_mean(posterior, inputs)), False
     from bayesify.predict._one_pass import OnePass
