@@ -52,7 +52,8 @@ def split_rows(table: str, split: int, epochs: int) -> dict[str, Any]:
     residual = (network(train[0]) - train[1]).square().mean().sqrt()
     methods: dict[str, bayesify.Method] = {
         "laplace": Laplace(structure="diagonal"),
-        "adapter": BayesAdapter(epochs=max(1, epochs // 2), lr=1e-3),
+        # Steps of SGD grow with 1 / noise variance, since the loss does: the rate takes that back.
+        "adapter": BayesAdapter(epochs=max(1, epochs // 2), lr=1e-2 * min(1.0, float(residual.detach()) ** 2)),
     }
     found: dict[str, Any] = {}
     for name, method in methods.items():
