@@ -10,6 +10,7 @@ from bayesify.calibrate import calibrate
 from bayesify.check import Check, check
 from bayesify.convert import convert
 from bayesify.evaluate import Evaluation, evaluate
+from bayesify.export import export
 from bayesify.fit import History, fit
 from bayesify.likelihoods import Bernoulli, Categorical, Custom, Gaussian, Likelihood
 from bayesify.methods import (
@@ -34,6 +35,7 @@ from bayesify.storage import load, save
 if TYPE_CHECKING:
     from bayesify import data, decide, report
     from bayesify.predict import fit_variance_scale
+    from bayesify.sensitivity import input_sensitivity
 
 __all__ = [
     "ABNN",
@@ -66,8 +68,10 @@ __all__ = [
     "decide",
     "ensemble",
     "evaluate",
+    "export",
     "fit",
     "fit_variance_scale",
+    "input_sensitivity",
     "load",
     "measure",
     "methods",
@@ -83,6 +87,8 @@ def __getattr__(name: str) -> Any:
     """Import the parts that a training or a prediction does not need when they are asked for."""
     if name in ("data", "decide", "report"):
         return import_module(f"bayesify.{name}")
+    if name == "input_sensitivity":
+        return import_module("bayesify.sensitivity").input_sensitivity
     if name == "fit_variance_scale":
         return import_module("bayesify.predict._scale").fit_variance_scale
     raise AttributeError(f"module 'bayesify' has no attribute {name!r}")

@@ -12,7 +12,8 @@ __all__ = ["at_least_float32", "entropy", "minimise"]
 
 def at_least_float32(x: Tensor) -> Tensor:
     """Promote half precision to float32, and leave float32 and float64."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    # Not a plain `to`: a graph that is traced would hold the question as well.
+    return x if x.dtype in (torch.float32, torch.float64) else x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def entropy(log_probs: Tensor) -> Tensor:

@@ -218,6 +218,9 @@ class Posterior(nn.Module):
         """Return the modules at which randomness enters; what ran before them is the same for every draw."""
         return {self.network}
 
+    def prepare(self, inputs: Any) -> None:
+        """Find out from a batch what predictions without draws have to know."""
+
     # -- learning -------------------------------------------------------------------------------------------
 
     def make_room(self, tensors: Mapping[str, Tensor]) -> None:

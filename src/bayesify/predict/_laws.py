@@ -6,8 +6,8 @@ layers are noisy. Another kind of posterior takes part by `laws.register`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import singledispatch
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from bayesify.posteriors import (
     GaussianPosterior,
+    InputMixturePosterior,
     MembersPosterior,
     NoisePosterior,
     PointPosterior,
@@ -24,7 +25,15 @@ from bayesify.posteriors import (
 from bayesify.posteriors._dropout import noisy_layers
 from bayesify.posteriors._swap import find_slots, swapped
 
-__all__ = ["Law", "in_place", "laws"]
+__all__ = ["Law", "laws"]
+
+Place = Callable[[nn.Module, Mapping[str, Tensor]], AbstractContextManager[None]]
+
+
+@contextmanager
+def _in_place(network: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    with swapped(find_slots(network, tensors), tensors):
+        yield
 
 
 @dataclass(frozen=True)
@@ -36,12 +45,14 @@ class Law:
         variances: Their variances.
         fixed: Tensors that take the place of the network's own without being random.
         noisy: The layers with noise of their own; each has `noise_terms`, see `NoiseTerms`.
+        place: What lets the network meet the tensors for a while, by name; else they take the places of its own.
     """
 
     means: dict[str, Tensor] = field(default_factory=dict)
     variances: dict[str, Tensor] = field(default_factory=dict)
     fixed: dict[str, Tensor] = field(default_factory=dict)
     noisy: tuple[nn.Module, ...] = ()
+    place: Place = _in_place
 
 
 @singledispatch
@@ -94,6 +105,15 @@ def _(posterior: MembersPosterior) -> list[Law]:
     return [Law(fixed=posterior.member_tensors(member), noisy=noisy) for member in range(len(posterior.members))]
 
 
+@laws.register
+def _(posterior: InputMixturePosterior) -> list[Law]:
+    means, variances = posterior.component_means.detach(), posterior.component_stds.detach().square()
+    return [
+        Law(posterior.by_parameter(one), posterior.by_parameter(other), place=posterior.multiplied)
+        for one, other in zip(means, variances, strict=True)
+    ]
+
+
 def _in_order(network: nn.Module) -> tuple[nn.Module, ...]:
     noisy = noisy_layers(network)
     unknown = [type(module).__name__ for module in noisy if not hasattr(module, "noise_terms")]
@@ -102,10 +122,3 @@ def _in_order(network: nn.Module) -> tuple[nn.Module, ...]:
             f"A noisy layer of type {unknown[0]} has no noise_terms, so that draws are needed: how='sampling'."
         )
     return tuple(module for module in network.modules() if module in noisy)
-
-
-@contextmanager
-def in_place(network: nn.Module, tensors: dict[str, Tensor]) -> Iterator[None]:
-    """Put tensors in the places of the network's own for a while."""
-    with swapped(find_slots(network, tensors), tensors):
-        yield

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from bayesify._tree import call, slice_rows
 from bayesify.posteriors import Posterior
-from bayesify.predict._laws import Law, in_place, laws
+from bayesify.predict._laws import Law, laws
 from bayesify.predict._outputs import OutputMoments, class_position, prediction_of
 from bayesify.predict.linearised import LinearisedPass, Plan, make_plan
 from bayesify.predict.linearised._outputs import all_variances, margin_variances
@@ -38,6 +38,7 @@ class OnePass:
 
     def __init__(self, posterior: Posterior, how: str, inputs: Any) -> None:
         self.posterior = posterior
+        posterior.prepare(inputs)
         self.laws = laws(posterior)
         self.engine: Literal["linearised", "moments", "margin"] = _chosen(posterior, self.laws[0], how, inputs)
         self.plan: Plan | None = None
@@ -115,7 +116,7 @@ def _chosen(posterior: Posterior, law: Law, how: str, inputs: Any) -> Any:
     A backward pass is right for them, for one number of each example.
     """
     one = slice_rows(inputs, 0, 1)
-    with posterior.noise.mode(silent=True), in_place(posterior.network, {**law.fixed, **law.means}), torch.no_grad():
+    with posterior.noise.mode(silent=True), law.place(posterior.network, {**law.fixed, **law.means}), torch.no_grad():
         outputs = posterior.read(call(posterior.network, one))
     single = outputs.ndim <= 2 and (class_position(posterior.likelihood, outputs) is not None or outputs.numel() == 1)
     if how == "margin" and not single:

@@ -13,9 +13,11 @@ from torch import Tensor
 
 from bayesify._compare import FIT_UNITS, Column, check_comparable, columns, foreign_names
 from bayesify._files import write_atomically
+from bayesify.check import Check
 from bayesify.data._optional import require
 from bayesify.evaluate import Evaluation
 from bayesify.prediction import ClassificationPrediction
+from bayesify.report._checks import check_rows
 from bayesify.report._components import plot_components
 from bayesify.report._gallery import Gallery, check_images, choose, galleries
 from bayesify.report._sections import sections
@@ -34,6 +36,7 @@ def write_report(
     class_names: Sequence[str] | None = None,
     foreign_images: Mapping[str, Tensor] | None = None,
     notes: str | Sequence[str] = (),
+    checks: Mapping[str, Check] | None = None,
 ) -> Path:
     """Write evaluations as one self-contained HTML file, with nothing to load and no scripts.
 
@@ -48,6 +51,7 @@ def write_report(
         class_names: What to call the classes.
         foreign_images: Images of foreign sets, by their names in the evaluations.
         notes: Paragraphs to print under the summary.
+        checks: What `bayesify.check` found about predictions without draws, by the names to show.
 
     Returns:
         The path.
@@ -82,6 +86,7 @@ def write_report(
             notes=[notes] if isinstance(notes, str) else list(notes),
             table=_table(evaluations),
             sections=sections(evaluations),
+            checks=check_rows(checks or {}),
             shown=shown,
             galleries=pictures,
             evaluations=evaluations,

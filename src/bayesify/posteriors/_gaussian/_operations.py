@@ -68,7 +68,7 @@ class LinearMap(Operation):
 
     def sign_shapes(self, x: Tensor, weight: Tensor) -> tuple[list[int], list[int]]:
         """Return the shapes of the signs of inputs and outputs."""
-        return [len(x), 1, weight.shape[1]], [len(x), 1, weight.shape[0]]
+        return [x.shape[0], 1, weight.shape[1]], [x.shape[0], 1, weight.shape[0]]
 
     def weight_signs(self, of_inputs: Tensor, of_outputs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Return the signs of outputs and of inputs."""
@@ -111,24 +111,24 @@ class Convolution(Operation):
 
     def each(self, x: Tensor, weights: Tensor) -> Tensor:
         """Apply to each example its own weight: one convolution with B times the groups."""
-        return _apart(self._run(_together(x), weights.flatten(0, 1), len(x) * self.groups), len(x))
+        return _apart(self._run(_together(x), weights.flatten(0, 1), x.shape[0] * self.groups), x.shape[0])
 
     def each_backward(self, grad: Tensor, x: Tensor, weights: Tensor, *, need_x: bool) -> Gradients:
         """Return the gradients of the input and of each example's weight."""
-        groups = len(x) * self.groups
+        groups = x.shape[0] * self.groups
         of_x, of_weights = self._backward(_together(grad), _together(x), weights.flatten(0, 1), groups, need_x)
-        return (_apart(of_x, len(x)) if of_x is not None else None), of_weights.view_as(weights)
+        return (_apart(of_x, x.shape[0]) if of_x is not None else None), of_weights.view_as(weights)
 
     def sign_shapes(self, x: Tensor, weight: Tensor) -> tuple[list[int], list[int]]:
         """Return the shapes of the signs of inputs and outputs."""
         outputs = weight.shape[1] * self.groups if self.transposed else weight.shape[0]
         ones = [1] * (x.ndim - 3)
-        return [len(x), 1, x.shape[2], *ones], [len(x), 1, outputs, *ones]
+        return [x.shape[0], 1, x.shape[2], *ones], [x.shape[0], 1, outputs, *ones]
 
     def weight_signs(self, of_inputs: Tensor, of_outputs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Return the signs of a weight's first dimension, and of all others, where a kernel's entries share one."""
         first, second = (of_inputs, of_outputs) if self.transposed else (of_outputs, of_inputs)
-        rows, entries = len(first), math.prod(weight.shape[2:])
+        rows, entries = first.shape[0], math.prod(weight.shape[2:])
         rest = second.reshape(rows, self.groups, 1, -1).repeat_interleave(entries, -1)
         return first.reshape(rows, self.groups, -1, 1), rest
 
@@ -139,4 +139,4 @@ def _together(x: Tensor) -> Tensor:
 
 
 def _apart(y: Tensor, rows: int) -> Tensor:
-    return y.reshape(len(y), rows, -1, *y.shape[2:]).transpose(0, 1)
+    return y.reshape(y.shape[0], rows, -1, *y.shape[2:]).transpose(0, 1)

@@ -132,7 +132,7 @@ class Arrangement:
         if self.dim is None:
             return x[None]
         first = x.movedim(self.dim, 0)
-        return first.reshape(self.rows, len(first) // self.rows, *first.shape[1:])
+        return first.reshape(self.rows, first.shape[0] // self.rows, *first.shape[1:])
 
     def join(self, x: Tensor) -> Tensor:
         """Turn (B, r, ...) back."""

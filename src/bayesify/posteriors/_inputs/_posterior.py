@@ -18,9 +18,10 @@ from bayesify.posteriors._forward import forbid_fused_layers, patched_forward
 from bayesify.posteriors._inputs._kl import Divergence, divergence
 from bayesify.posteriors._inputs._latents import find_layers
 from bayesify.posteriors._inputs._plan import Plan, make_plan
-from bayesify.posteriors._inputs._scaling import Pass, scaled_forward
+from bayesify.posteriors._inputs._scaling import CommonPass, Pass, scaled_forward
 from bayesify.posteriors._look import refuse_recomputation
 from bayesify.posteriors._noise import Key, generator_for
+from bayesify.posteriors._swap import find_slots, swapped
 from bayesify.posteriors._weights import owners, tensor_of
 
 if TYPE_CHECKING:
@@ -158,6 +159,37 @@ class InputMixturePosterior(Posterior):
     def independent_rows(self, inputs: Any) -> bool:
         """Return whether two rows of a fresh pass have different noise in every layer."""
         return not self.plan(call(lambda *args, **kwargs: (args, kwargs), inputs)).shared
+
+    def prepare(self, inputs: Any) -> None:
+        """Find out which weights are read outside their layers."""
+        self.plan(call(lambda *args, **kwargs: (args, kwargs), inputs))
+
+    # -- factors from outside -----------------------------------------------------------------------------------
+
+    def by_parameter(self, factors: Tensor) -> dict[str, Tensor]:
+        """Split factors (N,) by the names of the parameters that they belong to."""
+        return {latent.parameter: factors[latent.span].clone() for latent in self.latents}
+
+    @contextmanager
+    def multiplied(self, network: nn.Module, factors: Mapping[str, Tensor]) -> Iterator[None]:
+        """Let a network's layers meet these factors, the same for every example, which may be random tensors.
+
+        Layers have their inputs multiplied. A weight that is read outside its layer is multiplied itself.
+        """
+        layers = self.layers if self._plan is None else self._plan.layers
+        shared = () if self._plan is None else self._plan.shared
+        present = CommonPass({latent: factors[latent.parameter].unsqueeze(0) for latent in self.latents}, {})
+        forwards = {
+            (module := network.get_submodule(layer.name)): scaled_forward(module, layer, present) for layer in layers
+        }
+        weights = {
+            latent.parameter: tensor_of(network, latent.parameter).detach().view(latent.parameter_view)
+            * factors[latent.parameter].reshape(latent.factor_view)
+            for latent in shared
+        }
+        weights = {name: weight.view(tensor_of(network, name).shape) for name, weight in weights.items()}
+        with patched_forward(forwards), swapped(find_slots(network, weights), weights):
+            yield
 
     # -- components ---------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from bayesify.posteriors._inputs._latents import Latent, Layer
 from bayesify.posteriors._noise import BatchDim, ShapeError
 from bayesify.posteriors._swap import swapped
 
-__all__ = ["Pass", "scaled_forward"]
+__all__ = ["CommonPass", "Pass", "scaled_forward"]
 
 Calls = Mapping[str, tuple[BatchDim | None, ...]]
 
@@ -71,6 +71,15 @@ class Pass:
             factors = factors.T
         shape[at] = rows * times
         return factors.reshape(shape).to(x.dtype)
+
+
+class CommonPass(Pass):
+    """A pass whose factors, (1, D), all examples have in common."""
+
+    def placed(self, x: Tensor, factors: Tensor, layer: Layer, batch: BatchDim | None, dim: int) -> Tensor:
+        """Bring factors (1, D) into a shape that broadcasts against an activation with D entries in `dim`."""
+        del layer, batch
+        return factors.view(-1, *(1,) * (x.ndim - 1 - dim))
 
 
 def scaled_forward(module: nn.Module, layer: Layer, present: Pass) -> Callable[..., Any]:

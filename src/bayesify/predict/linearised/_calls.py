@@ -161,7 +161,7 @@ class ConvolutionCall(Call):
         weights = variance.reshape(-1)
         pieces = []
         for f, i in zip(torch.split(flow, size), torch.split(inputs, size), strict=True):
-            like = self.weight.expand(len(f), *self.weight.shape)
+            like = self.weight.expand(f.shape[0], *self.weight.shape)
             gradient = self.operation.each_backward(f, i, like, need_x=False)[1].flatten(1)
             pieces.append(gradient.square_() @ weights if self.ledger.once(part) else gradient)
         found = torch.cat(pieces)
@@ -264,7 +264,7 @@ class EmbeddingCall(Call):
             same = (ids[:, :, None] == ids[:, None, :]).to(flow.dtype)
             self.ledger.add((flow * (same @ flow) * self.random.variance[ids]).sum((1, 2)))
             return
-        gradient = flow.new_zeros(len(ids), *self.table.shape)
+        gradient = flow.new_zeros(ids.shape[0], *self.table.shape)
         gradient.scatter_add_(1, ids[..., None].expand_as(flow), flow)
         self.ledger.add_gradient(self.random.part, gradient, self.random.variance)
 

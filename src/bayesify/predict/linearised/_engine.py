@@ -15,7 +15,7 @@ from bayesify.posteriors import Posterior
 from bayesify.posteriors._batch_dims import grown
 from bayesify.posteriors._forward import patched_forward
 from bayesify.posteriors._noise import BatchDim
-from bayesify.predict._laws import Law, in_place
+from bayesify.predict._laws import Law
 from bayesify.predict.linearised._calls import NoiseCall, run
 from bayesify.predict.linearised._ledger import Batch, Ledger
 from bayesify.predict.linearised._weight import RandomWeight
@@ -86,9 +86,9 @@ class LinearisedPass:
         self.ledger = Ledger(batch_rows(inputs), plan.batches, _like(posterior))
         with torch.enable_grad(), _random_tensors(posterior, law, self.ledger, plan.looped):
             self._outputs = posterior.read(call(posterior.network, inputs))
-        if len(self._outputs) != self.ledger.rows:
+        if self._outputs.shape[0] != self.ledger.rows:
             raise ValueError(
-                f"The network returned {len(self._outputs)} rows for {self.ledger.rows} examples. Its first output "
+                f"The network returned {self._outputs.shape[0]} rows for {self.ledger.rows} examples. Its first output "
                 "dimension must be the batch."
             )
         self.outputs = self._outputs.detach()
@@ -112,7 +112,7 @@ class LinearisedPass:
             with ExitStack() as stack:
                 stack.enter_context(torch.enable_grad())
                 stack.enter_context(_frozen(self.posterior.network))
-                stack.enter_context(in_place(self.posterior.network, {**law.fixed, **law.means, **leaves}))
+                stack.enter_context(law.place(self.posterior.network, {**law.fixed, **law.means, **leaves}))
                 stack.enter_context(self.posterior.noise.mode(silent=True))
                 output = self.posterior.read(call(self.posterior.network, one))[0]
             gradients = torch.autograd.grad(output, list(leaves.values()), cotangent[row], allow_unused=True)
@@ -139,7 +139,7 @@ def _random_tensors(posterior: Posterior, law: Law, ledger: Ledger, looped: Any)
         _frozen(network),
         posterior.noise.mode(silent=True),
         patched_forward(forwards),
-        in_place(network, {**law.fixed, **tensors}),
+        law.place(network, {**law.fixed, **tensors}),
     ):
         yield
 

@@ -27,7 +27,7 @@ def all_variances(found: LinearisedPass, likelihood: Likelihood) -> Tensor:
     values = []
     for index, column in enumerate(columns):
         values.append(found.variance(column.expand_as(outputs), last=index == len(columns) - 1))
-    variance = torch.stack(values, -1).view(len(outputs), *event)
+    variance = torch.stack(values, -1).view(outputs.shape[0], *event)
     if classes is None:
         return variance
     return independent_variances(variance.movedim(classes, -1)).movedim(-1, classes)

@@ -290,6 +290,8 @@ def _meets(operation: Any) -> Callable[..., Any]:
         if len(random) != 1 or not isinstance(x, Tensor):
             return NotImplemented
         weight = random[0]
+        if operation is torch.mul and (dims := _scaled_dims(x, weight)) is not None:
+            return _affine(x, weight.view(-1), None, dims)
         if x.ndim < 1 or not (weight.ndim < x.ndim or (weight.ndim == x.ndim and weight.shape[0] == 1)):
             return NotImplemented
         batch = weight.ledger.visit(x, [weight.label])
@@ -302,12 +304,22 @@ def _meets(operation: Any) -> Callable[..., Any]:
     return rule
 
 
+def _scaled_dims(x: Tensor, weight: RandomWeight) -> tuple[int, ...] | None:
+    """Return the dimension along which a tensor multiplies an activation: features (D,) or channels (C, 1, ...)."""
+    if x.ndim < 2 or weight.ndim < 1:
+        return None
+    if weight.ndim == 1 and weight.shape[0] == x.shape[-1]:
+        return (-1,)
+    channels = weight.ndim == x.ndim - 1 and weight.numel() == weight.shape[0] == x.shape[1]
+    return (1,) if channels else None
+
+
 def _copies(weight: RandomWeight, ndim: int) -> Tensor:
     """Return a copy of a tensor for each example, with as many dimensions as what it meets."""
     random = Random(weight.variance, weight.ledger.use(weight.label, weight.variance))
     copies = run(ExpandCall(weight.ledger, weight.value, random), weight.ledger.anchor.detach())
     shape = weight.shape[1:] if weight.ndim == ndim else weight.shape
-    return copies.reshape(len(copies), *(1,) * (ndim - 1 - len(shape)), *shape)
+    return copies.reshape(copies.shape[0], *(1,) * (ndim - 1 - len(shape)), *shape)
 
 
 for _operation, _functions in {

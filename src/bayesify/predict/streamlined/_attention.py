@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from bayesify.predict._attention import multi_head_attention
 from bayesify.predict.streamlined._linear import _second
-from bayesify.predict.streamlined._moments import Moments, Source, centre, moment_rule
+from bayesify.predict.streamlined._moments import Moments, Source, centre, moment_rule, same_size
 
 __all__: list[str] = []
 
@@ -94,7 +94,7 @@ def _through_weights(weights: Tensor, value: Moments) -> Tensor | None:
         return None
     variance: Tensor | None = None
     if isinstance(x, Moments):
-        shared = None if x.shared is None or len(x.shared) != len(x.centre) else x.shared
+        shared = None if x.shared is None or not same_size(x.shared.shape[0], x.centre.shape[0]) else x.shared
         incoming = _mixed(weights, x.variance[:, None], shared)  # (B, H, L, D)
         variance = incoming @ _second(source.weight)[rows].mT
     if isinstance(source.weight, Moments):
@@ -117,14 +117,17 @@ def _rows_of(source: Source, value: Moments) -> tuple[Tensor, Tensor] | None:
     steps, offset = source.index.stride(), int(source.index.storage_offset())
     if source.index.shape != value.centre.shape or offset >= width:
         return None
-    if (first, second) == (batch, tokens) and (steps[0], steps[2]) == (second * width, width):
+    present = (steps[2], steps[0], batch, tokens)
+    if all(map(same_size, present, (width, second * width, first, second))):
         x = source.x
-    elif (first, second) == (tokens, batch) and (steps[0], steps[2]) == (width, second * width):
+    elif all(map(same_size, present, (second * width, width, second, first))):
         x = source.x.transpose(0, 1)
     else:
+        return None
+    if offset + steps[1] * (heads - 1) + steps[3] * (size - 1) >= width:
         return None
     device = value.centre.device
     rows = (
         offset + steps[1] * torch.arange(heads, device=device)[:, None] + steps[3] * torch.arange(size, device=device)
     )
-    return (x, rows) if int(rows.max()) < width else None
+    return x, rows

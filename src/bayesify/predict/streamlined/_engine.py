@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bayesify._tree import call, map_tensors
 from bayesify.posteriors import Posterior
 from bayesify.posteriors._forward import patched_forward
-from bayesify.predict._laws import Law, in_place
+from bayesify.predict._laws import Law
 from bayesify.predict.streamlined._moments import Moments, NoRuleError, Settings, centre, using, variance_of
 
 __all__ = ["MomentsPass"]
@@ -59,7 +59,7 @@ class MomentsPass:
             stack.enter_context(using(self.settings))
             stack.enter_context(posterior.noise.mode(silent=True))
             stack.enter_context(patched_forward(forwards))
-            stack.enter_context(in_place(posterior.network, {**law.fixed, **self.weights}))
+            stack.enter_context(law.place(posterior.network, {**law.fixed, **self.weights}))
             return posterior.read(call(posterior.network, inputs))
 
     def _located(self, inputs: Any, operation: str) -> NoRuleError:
@@ -91,7 +91,7 @@ def _noise_forward(module: nn.Module) -> Callable[..., Any]:
         variance = (terms.std_scale * mean + terms.std_shift).square()
         shared = None
         if terms.channel_dims is not None and mean.ndim > 2:
-            shared = torch.ones(len(mean), dtype=mean.dtype, device=mean.device)
+            shared = torch.ones(mean.shape[0], dtype=mean.dtype, device=mean.device)
         if isinstance(x, Moments):
             own = Moments.make(mean, variance, shared)
             before = x.like(mean, (terms.scale**2 + terms.std_scale**2) * x.variance)

@@ -140,7 +140,7 @@ def weight_share(x: Tensor, weights: Tensor, dim: int) -> Tensor:
     pairs, over its mean for t = t', is c = sum_j u_j (mean_t x_tj)^2 / sum_j u_j mean_t x_tj^2, and without the pairs
     t = t' of T positions it is (T c - 1) / (T - 1).
     """
-    flat = x.movedim(dim, -1).reshape(len(x), -1, x.shape[dim])
+    flat = x.movedim(dim, -1).reshape(x.shape[0], -1, x.shape[dim])
     common = flat.mean(1).square() @ weights
     each = flat.square().mean(1) @ weights
     number = flat.shape[1]

@@ -14,7 +14,17 @@ from torch import Tensor
 from bayesify._tree import map_tensors
 from bayesify.predict._overrides import is_metadata, name_of, plain_call
 
-__all__ = ["Moments", "NoRuleError", "Settings", "centre", "moment_rule", "settings", "using", "variance_of"]
+__all__ = [
+    "Moments",
+    "NoRuleError",
+    "Settings",
+    "centre",
+    "moment_rule",
+    "same_size",
+    "settings",
+    "using",
+    "variance_of",
+]
 
 Rule = Callable[..., Any]
 RuleT = TypeVar("RuleT", bound=Rule)
@@ -86,7 +96,7 @@ class Moments(Tensor):
     @staticmethod
     def make(centre: Tensor, variance: Tensor, shared: Tensor | None = None, source: Source | None = None) -> Moments:
         """Return the pair."""
-        pair = centre.detach().as_subclass(Moments)
+        pair = _blank(centre)
         pair.centre, pair.variance, pair.shared, pair.source = centre, variance, shared, source
         return pair
 
@@ -120,6 +130,22 @@ class Moments(Tensor):
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         """Show both."""
         return f"Moments(centre={self.centre}, variance={self.variance})"
+
+
+def _blank(like: Tensor) -> Moments:
+    """Return a pair that is still empty, with the shape of a tensor; a tensor that is only traced has no data."""
+    if type(like) in (Tensor, torch.nn.Parameter):
+        return like.detach().as_subclass(Moments)
+    return Tensor._make_wrapper_subclass(_Traced, like.shape, like.stride(), dtype=like.dtype, device=like.device)
+
+
+class _Traced(Moments):
+    """A pair of tensors without data, while a pass is traced for an export."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """Refuse what did not go through a rule."""
+        raise NoRuleError(str(func))
 
 
 @dataclass(frozen=True)
@@ -201,6 +227,15 @@ def centre(x: Any) -> Any:
 def variance_of(x: Tensor) -> Tensor:
     """Return the variance of a pair, and zeros for a plain tensor."""
     return x.variance if isinstance(x, Moments) else torch.zeros_like(x)
+
+
+def same_size(one: int, other: int) -> bool:
+    """Return whether two sizes are equal; while a pass is traced, whether they are for every size of the batch."""
+    if isinstance(one, int) and isinstance(other, int):
+        return one == other
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return statically_known_true(one == other)
 
 
 def centres(tree: Any) -> Any:

@@ -84,7 +84,7 @@ def _features(
 def _group_norm(
     input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Moments:
-    flat = (len(input), num_groups, -1)
+    flat = (input.shape[0], num_groups, -1)
     x, v = normalise(centre(input).reshape(flat), variance_of(input).reshape(flat), eps)
     aligned = (_channels(tensor, input.ndim) for tensor in (weight, bias))
     return _like(input, *_affine(x.reshape(input.shape), v.reshape(input.shape), *aligned))

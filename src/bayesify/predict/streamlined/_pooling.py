@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bayesify.predict.streamlined._moments import Moments, moment_rule
+from bayesify.predict.streamlined._moments import Moments, moment_rule, same_size
 
 __all__ = ["summed_variance"]
 
@@ -24,7 +24,7 @@ def summed_variance(x: Moments, total: Callable[[Tensor], Tensor], *, positions:
         return apart
     together = total(x.variance.sqrt()).square()
     share = x.shared.reshape(-1, *(1,) * (apart.ndim - 1)) if apart.ndim else x.shared.mean()
-    if apart.ndim and len(share) != len(apart):
+    if apart.ndim and not same_size(share.shape[0], apart.shape[0]):
         share = x.shared.mean()
     return apart + share * (together - apart)
 
@@ -54,7 +54,7 @@ def _mean(input: Moments, dim: Any = None, keepdim: bool = False, *, dtype: torc
 
 
 def _reduced(x: Moments, mean: Tensor, variance: Tensor) -> Moments:
-    keeps = mean.ndim > 0 and x.centre.ndim > 0 and len(mean) == len(x.centre)
+    keeps = mean.ndim > 0 and x.centre.ndim > 0 and same_size(mean.shape[0], x.centre.shape[0])
     return Moments.make(mean, variance, x.shared if keeps else None)
 
 

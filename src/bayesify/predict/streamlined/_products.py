@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.predict.streamlined._moments import Moments, centre, moment_rule
+from bayesify.predict.streamlined._linear import combined_share, weight_share
+from bayesify.predict.streamlined._moments import Moments, centre, moment_rule, same_size
 
 __all__ = ["joint_share"]
 
@@ -23,13 +24,17 @@ def joint_share(*parts: Any) -> Tensor | None:
         return None
     if len(pairs) == 1:
         return pairs[0].shared
-    rows = {len(pair.centre) for pair in pairs if pair.shared is not None}
-    if len(rows) > 1 or any(pair.centre.ndim == 0 for pair in pairs):
+    rows = [pair.centre.shape[0] for pair in pairs if pair.shared is not None]
+    if not all(same_size(count, rows[0]) for count in rows) or any(pair.centre.ndim == 0 for pair in pairs):
         return None
-    count = rows.pop()
+    count = rows[0]
     total = common = torch.zeros(count, dtype=pairs[0].variance.dtype, device=pairs[0].variance.device)
     for pair in pairs:
-        size = pair.variance.flatten(1).sum(1) if len(pair.centre) == count else pair.variance.sum().expand(count)
+        size = (
+            pair.variance.flatten(1).sum(1)
+            if same_size(pair.centre.shape[0], count)
+            else pair.variance.sum().expand(count)
+        )
         total = total + size
         common = common if pair.shared is None else common + pair.shared * size
     return common / total.clamp_min(torch.finfo(total.dtype).tiny)
@@ -78,7 +83,20 @@ def _mul(input: Any, other: Any) -> Moments:
         variance = u * (b * b)
     if variance.shape != mean.shape:
         variance = variance.expand_as(mean)
-    return Moments.make(mean, variance, joint_share(input, other))
+    return Moments.make(mean, variance, _product_share(input, other, mean, variance))
+
+
+def _product_share(one: Any, other: Any, mean: Tensor, variance: Tensor) -> Tensor | None:
+    """Return the common part; a factor of each channel moves all positions of it together."""
+    for x, factor in ((one, other), (other, one)):
+        if not isinstance(factor, Moments) or not isinstance(x, Tensor) or x.shape != mean.shape or mean.ndim < 3:
+            continue
+        aligned = factor.variance.reshape(*(1,) * (mean.ndim - factor.ndim), *factor.shape)
+        dims = [dim for dim, size in enumerate(aligned.shape) if size > 1]
+        if len(dims) == 1 and dims[0] > 0:
+            new = weight_share(centre(x), aligned.flatten(), dims[0])
+            return combined_share(x, new, aligned * centre(x).square(), variance)
+    return joint_share(one, other)
 
 
 @moment_rule(torch.div, Tensor.div, Tensor.__truediv__, torch.true_divide)

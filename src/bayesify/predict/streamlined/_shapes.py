@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from bayesify._tree import map_tensors
 from bayesify.predict._overrides import name_of, plain_call
-from bayesify.predict.streamlined._moments import Moments, Source, centre, moment_rule, variance_of
+from bayesify.predict.streamlined._moments import Moments, Source, centre, moment_rule, same_size, variance_of
 from bayesify.predict.streamlined._products import joint_share
 
 __all__: list[str] = []
@@ -35,7 +35,8 @@ def _share(x: Moments, moved: Tensor) -> Tensor | None:
     """Keep the common part while the first dimension has as many entries; else take its mean for all."""
     if x.shared is None or moved.ndim == 0:
         return None
-    return x.shared if len(moved) == len(x.shared) else x.shared.mean().expand(len(moved))
+    same = same_size(moved.shape[0], x.shared.shape[0])
+    return x.shared if same else x.shared.mean().expand(moved.shape[0])
 
 
 def _indices(operation: Callable[..., Any], x: Moments, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
