@@ -45,7 +45,7 @@ def mlp(arguments: argparse.Namespace) -> dict[str, tuple[nn.Module, GaussianPos
     """Train 784-400-400-10 on MNIST for three passes over 8,192 digits."""
     torch.manual_seed(0)
     train, test = (bayesify.data.load("mnist", part) for part in ("train", "test"))
-    x, y = train.inputs[:8192].float().flatten(1) / 255, train.targets[:8192]
+    x, y = train.inputs[:8192].float().flatten(1), train.targets[:8192]
     network = nn.Sequential(
         nn.Linear(784, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 10)
     )  # fmt: skip
@@ -55,7 +55,7 @@ def mlp(arguments: argparse.Namespace) -> dict[str, tuple[nn.Module, GaussianPos
             optimiser.zero_grad()
             cross_entropy(network(inputs), targets).backward()
             optimiser.step()
-    inputs = test.inputs[: arguments.examples].float().flatten(1) / 255
+    inputs = test.inputs[: arguments.examples].float().flatten(1)
     return {"MLP, all layers": (network.eval(), noisy(network, arguments.noise, lambda _: True), inputs)}
 
 

@@ -94,6 +94,13 @@ class Moments(Tensor):
         """Return another pair of the same examples."""
         return Moments.make(centre, variance, self.shared)
 
+    def kept(self, name: str, make: Callable[[Moments], Any]) -> Any:
+        """Return what is made of a random weight once, for all passes."""
+        known = self.__dict__.setdefault("_kept", {})
+        if name not in known:
+            known[name] = make(self)
+        return known[name]
+
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
