@@ -28,13 +28,13 @@ from bayesify.check import _rank_correlation
 from bayesify.posteriors import GaussianPosterior
 
 RESULTS = Path(__file__).parent / "results" / "streamlined.json"
-HOW = ("streamlined", "moments", "margin", "linearised")
+HOW = ("streamlined", "moments", "principal", "margin", "linearised")
 
 
 def noisy(network: nn.Module, share: float, names: Callable[[str], bool]) -> GaussianPosterior:
     """Return a posterior with noise on some parameters, a share of each one's root mean square."""
     log_stds = {
-        name: torch.full_like(p, float(p.square().mean().sqrt() * share + 1e-8)).log().detach()
+        name: torch.full_like(p, float(p.detach().square().mean().sqrt() * share + 1e-8)).log().detach()
         for name, p in network.named_parameters()
         if names(name)
     }

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Law", "Moments", "add_draws", "fit_variance_scale", "laws", "moment_rule", "posterior_device", "predict"]
 
-How = Literal["sampling", "mean", "closed-form", "streamlined", "linearised", "moments", "margin"]
+How = Literal["sampling", "mean", "closed-form", "streamlined", "linearised", "moments", "margin", "principal"]
 _HOW = get_args(How)
-ONE_PASS = ("streamlined", "linearised", "moments", "margin")
+ONE_PASS = ("streamlined", "linearised", "moments", "margin", "principal")
 
 # What only predictions without draws need is imported when it is asked for.
 _LATER = {
@@ -79,7 +79,7 @@ def predict(
             (`Laplace(structure="last-layer")`); and, for posteriors with independent Gaussian weights or with noisy
             layers, "streamlined", mean and variance in one pass, by the engine that suits the network (the prediction's
             `predictor` says which); "linearised", the exact variance of every output to first order in what is random,
-            by one backward pass each. "moments" and "margin" are the engines of "streamlined".
+            by one backward pass each. "moments", "margin" and "principal" are the engines of "streamlined".
         num_samples: How many draws; None takes the posterior's own number. Without sampling nothing is drawn but
             Gaussian outputs, which is cheap, and None takes closed forms instead.
         seed: None takes one from torch's global generator.

@@ -32,11 +32,13 @@ class Plan:
     Attributes:
         batches: Where the batch is in the input of each call, in their order.
         looped: The tensors that have to be looped over, example by example.
+        positions: Whether a random tensor meets several positions of an example, tokens or pixels.
         factors: What the variances of matrices are a product of, as passes find it out.
     """
 
     batches: list[Batch] = field(default_factory=list)
     looped: frozenset[str] = frozenset()
+    positions: bool = False
     factors: dict[Part, Factors] = field(default_factory=dict)
 
 
@@ -58,7 +60,7 @@ def make_plan(posterior: Posterior, law: Law, inputs: Any) -> Plan:
             raise ValueError("A noisy layer acts on something without a batch. Use how='sampling'.")
         found = lost.union(*(ledger.looped for ledger in ledgers))
         if not found:
-            return Plan(batches, looped)
+            return Plan(batches, looped, any(len(shape) > 2 for shape, _ in two))
         looped |= found
 
 
