@@ -6,9 +6,9 @@ layers are noisy. Another kind of posterior takes part by `laws.register`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import singledispatch
 
 from torch import Tensor, nn
@@ -42,6 +42,11 @@ class Law:
     variances: dict[str, Tensor] = field(default_factory=dict)
     fixed: dict[str, Tensor] = field(default_factory=dict)
     noisy: tuple[nn.Module, ...] = ()
+
+    def scaled(self, scales: Mapping[str, float]) -> Law:
+        """Return the law with some tensors' variances multiplied by numbers."""
+        variances = {name: v * scales.get(name, 1.0) for name, v in self.variances.items()}
+        return replace(self, variances=variances)
 
 
 @singledispatch

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import math
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -17,7 +21,7 @@ from bayesify.predict.linearised._outputs import all_variances, margin_variances
 from bayesify.predict.streamlined import MomentsPass
 from bayesify.prediction import Prediction
 
-__all__ = ["OnePass", "one_pass_of"]
+__all__ = ["OnePass", "Scale", "one_pass_of"]
 
 
 _WORDS = {
@@ -25,8 +29,11 @@ _WORDS = {
     "margin": "streamlined: one backward pass for the margin of the top two (positions share weights)",
     "principal": "streamlined: one backward pass for where the logits move most (positions share weights)",
     "moments": "streamlined: means and variances in one forward pass",
+    "covariance": "streamlined: means and covariances in one forward pass",
 }
-Engine = Literal["linearised", "moments", "margin", "principal"]
+FORWARD = ("moments", "covariance")
+Scale = float | Mapping[str, float]
+Engine = Literal["linearised", "moments", "margin", "principal", "covariance"]
 
 
 class OnePass:
@@ -34,7 +41,8 @@ class OnePass:
 
     Args:
         posterior: The posterior.
-        how: "linearised", "moments", "margin", "principal", or "streamlined", which takes one of the last three.
+        how: "linearised", "covariance", "moments", "margin", "principal", or "streamlined", which takes one of the last
+            three.
         inputs: A batch to learn from.
     """
 
@@ -45,12 +53,39 @@ class OnePass:
         self.plan: Plan | None = None
         self.passes: list[MomentsPass] = []
         self.engine: Engine = self._choose(how, inputs)
-        if self.engine == "moments":
-            first_order = posterior.method.first_order
-            self.passes = [MomentsPass(posterior, law, first_order=first_order) for law in self.laws]
+        if self.engine in FORWARD:
+            self.passes = [self._forward(law) for law in self.laws]
         elif self.plan is None:
             self.plan = make_plan(posterior, self.laws[0], inputs)
         self.state = _state(posterior)
+        self.others: dict[frozenset[tuple[str, float]], OnePass] = {}
+
+    @property
+    def layers(self) -> list[str]:
+        """Return the names of the layers with Gaussian tensors, in their order."""
+        return list(dict.fromkeys(layer_of(name) for name in self.laws[0].variances))
+
+    def scaled(self, scales: Mapping[str, float]) -> OnePass:
+        """Return the predictor of the posterior whose layers' variances are multiplied by numbers."""
+        unknown = [layer for layer in scales if layer not in self.layers]
+        if unknown:
+            raise ValueError(f"There is no layer {unknown[0]!r} with Gaussian weights; there are {self.layers}.")
+        if any(not 0 <= scale < math.inf for scale in scales.values()):
+            raise ValueError(f"Scales of variances must be at least 0 and finite, but they are {dict(scales)}.")
+        key = frozenset(scales.items())
+        if key not in self.others:
+            made = copy.copy(self)
+            made.laws = [
+                law.scaled({name: scales.get(layer_of(name), 1.0) for name in law.variances}) for law in self.laws
+            ]
+            made.passes = [self._forward(law) for law in made.laws] if self.engine in FORWARD else []
+            made.plan = None if self.plan is None else replace(self.plan, factors={})
+            self.others = {key: made}  # the last one alone: each holds a copy of all variances
+        return self.others[key]
+
+    def _forward(self, law: Law) -> MomentsPass:
+        first_order = self.posterior.method.first_order
+        return MomentsPass(self.posterior, law, first_order=first_order, covariance=self.engine == "covariance")
 
     def _choose(self, how: str, inputs: Any) -> Any:
         """Choose the engine.
@@ -60,7 +95,7 @@ class OnePass:
         examples. A backward pass is right for them, for one number of each example, and with a last linear layer that
         number gives the size of all logits' covariance.
         """
-        if how in ("linearised", "moments"):
+        if how in ("linearised", *FORWARD):
             return how
         posterior, law = self.posterior, self.laws[0]
         outputs, self.head = look(posterior, law, inputs)
@@ -92,13 +127,15 @@ class OnePass:
         """Say which engine it is."""
         return _WORDS[self.engine]
 
-    def moments(self, inputs: Any, *, scale: float = 1.0, input_variance: Tensor | None = None) -> list[OutputMoments]:
+    def moments(self, inputs: Any, *, scale: Scale = 1.0, input_variance: Tensor | None = None) -> list[OutputMoments]:
         """Return the outputs' moments for each component of the posterior."""
-        if input_variance is not None and self.engine != "moments":
+        if isinstance(scale, Mapping):
+            return self.scaled(scale).moments(inputs, input_variance=input_variance)
+        if input_variance is not None and self.engine not in FORWARD:
             raise ValueError("Only how='moments' takes an input_variance; this prediction needs backward passes.")
         found = []
         for index, law in enumerate(self.laws):
-            if self.engine == "moments":
+            if self.engine in FORWARD:
                 mean, variance = self.passes[index](inputs, input_variance)
             else:
                 mean, variance = self._backward(law, inputs)
@@ -122,12 +159,21 @@ class OnePass:
         *,
         num_samples: int | None,
         seed: int,
-        scale: float = 1.0,
+        scale: Scale = 1.0,
         input_variance: Tensor | None = None,
     ) -> Prediction:
         """Return the prediction for a batch."""
         moments = self.moments(inputs, scale=scale, input_variance=input_variance)
         return prediction_of(self.posterior.likelihood, moments, num_samples=num_samples, seed=seed)
+
+
+def layer_of(name: str) -> str:
+    """Return the layer that a tensor belongs to.
+
+    >>> layer_of("encoder.0.weight")
+    'encoder.0'
+    """
+    return name.rpartition(".")[0]
 
 
 def one_pass_of(posterior: Posterior, how: str, inputs: Any) -> OnePass:
