@@ -79,8 +79,10 @@ def principal_variances(found: LinearisedPass, law: Law, head: Head) -> Tensor:
     """
     assert head.features is not None
     h = head.features
-    weight, bias = (law.means.get(f"{head.name}.{part}", getattr(head.module, part)) for part in ("weight", "bias"))
-    centred = (weight - weight.mean(0)).detach()
+    random = [name for name in ("weight", "bias") if _is_own(law, head, name)]
+    tensors = {**law.fixed, **law.means} if "weight" in random else law.fixed
+    weight = tensors.get(f"{head.name}.weight", head.module.weight).detach()
+    centred = weight - weight.mean(0)
     size = h.abs()
     size = torch.where(size.amax(-1, keepdim=True) > 0, size, 1)
     top = torch.zeros_like(found.outputs).scatter_(1, found.outputs.argmax(-1, keepdim=True), 1)
@@ -89,11 +91,17 @@ def principal_variances(found: LinearisedPass, law: Law, head: Head) -> Tensor:
         direction = nn.functional.normalize(((direction @ centred) * size) @ centred.mT, dim=-1)
     whole = found.variance(direction, last=True)
     own = torch.zeros_like(found.outputs)
-    if f"{head.name}.weight" in law.variances:
+    if "weight" in random:
         own = own + h.square() @ law.variances[f"{head.name}.weight"].mT
-    if bias is not None and f"{head.name}.bias" in law.variances:
+    if "bias" in random:
         own = own + law.variances[f"{head.name}.bias"]
     rest = (whole - (direction.square() * own).sum(-1)).clamp_min(0)
     shape = ((direction @ centred).square() * size).sum(-1)
     scale = rest / shape.clamp_min(torch.finfo(shape.dtype).tiny)
     return own + independent_variances(scale[:, None] * (size @ centred.square().mT))
+
+
+def _is_own(law: Law, head: Head, name: str) -> bool:
+    """Return whether a tensor of the layer is random itself."""
+    found, own = law.variances.get(f"{head.name}.{name}"), getattr(head.module, name)
+    return found is not None and own is not None and found.shape == own.shape
