@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,11 +12,12 @@ from bayesify.posteriors._batch_dims import learn_batch_dims
 from bayesify.posteriors._forward import forbid_fused_layers
 from bayesify.posteriors._members import MembersPosterior
 from bayesify.posteriors._noise import Noise
+from bayesify.posteriors._statistics import statistics_kept
 
 if TYPE_CHECKING:
     from bayesify.methods import Method
 
-__all__ = ["NormMembersPosterior", "tracking_norms"]
+__all__ = ["NormMembersPosterior"]
 
 
 class NormMembersPosterior(MembersPosterior):
@@ -57,24 +57,13 @@ class NormMembersPosterior(MembersPosterior):
     # -- passes ---------------------------------------------------------------------------------------------
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        with self._statistics_kept():
+        with statistics_kept(self.network, self.keep_statistics):
             return super()._run(args, kwargs)
 
     def reference(self, inputs: Any) -> Tensor:
         """Return what the user's network returns."""
-        with self._statistics_kept():
+        with statistics_kept(self.network, self.keep_statistics):
             return super().reference(inputs)
-
-    @contextmanager
-    def _statistics_kept(self) -> Iterator[None]:
-        norms = [norm for norm in tracking_norms(self.network).values() if norm.training and self.keep_statistics]
-        for norm in norms:
-            norm.training = False
-        try:
-            yield
-        finally:
-            for norm in norms:
-                norm.training = True
 
     def _learn_batch_dims(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         # Noise per example has to know the batch in fresh passes too.
@@ -93,12 +82,3 @@ class NormMembersPosterior(MembersPosterior):
         if f"{prefix}eta" in state_dict:
             self.make_room({"eta": state_dict[f"{prefix}eta"]})
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-
-def tracking_norms(network: nn.Module) -> dict[str, nn.Module]:
-    """Return the batch- and instance-normalisation layers that keep running statistics, by name."""
-    return {
-        name: module
-        for name, module in network.named_modules()
-        if isinstance(module, nn.modules.batchnorm._NormBase) and module.running_mean is not None
-    }
