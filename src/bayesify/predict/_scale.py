@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, overload
 
 import torch
@@ -153,16 +154,13 @@ def _per_layer(
             made.append((sums, targets))
         return made
 
+    def with_one(layer: str, value: float) -> float:
+        return nll(together({**logs, layer: value}))
+
     for _ in range(SWEEPS):
         for layer in layers:
-            logs[layer], _ = minimise(
-                lambda value, layer=layer: nll(together({**logs, layer: value})),
-                LOWEST,
-                HIGHEST,
-                start=logs[layer],
-                points=9,
-                tolerance=0.05,
-            )
+            loss = partial(with_one, layer)
+            logs[layer], _ = minimise(loss, LOWEST, HIGHEST, start=logs[layer], points=9, tolerance=0.05)
     scales = {layer: math.exp(value) for layer, value in logs.items()}
     # Moments are not quite linear in the variances: what is returned was tried.
     return scales if nll(run(scales)) <= nll(found) else dict.fromkeys(layers, 1.0)

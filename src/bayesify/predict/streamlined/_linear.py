@@ -19,7 +19,8 @@ def _second(weight: Tensor) -> Tensor:
     """Return E[W^2] = W^2 + U."""
     if not isinstance(weight, Moments):
         return settings().square(weight)
-    return weight.kept("second", lambda w: torch.addcmul(w.variance, w.centre, w.centre))
+    found: Tensor = weight.kept("second", lambda w: torch.addcmul(w.variance, w.centre, w.centre))
+    return found
 
 
 def _product(
