@@ -1,20 +1,24 @@
 """What prediction without draws costs, in multiples of a plain pass, and how it agrees with Monte Carlo.
 
 `BAYESIFY_DATA=... python -m benchmarks.streamlined mlp resnet20` puts independent Gaussian noise on trained weights
-of networks, a share of each tensor's root mean square (`--noise`), and prints for each predictor: its cost, timed in
-turns with the plain network (the process' own time, so run it with one thread: OMP_NUM_THREADS=1); the ratio of its
-variance of the centred logits to Monte Carlo's, summed; and Spearman's correlation of the examples' sums. Monte Carlo
-with fewer draws stands beside it, against the others' draws. `minilm` needs `--encoder`, a folder with
-all-MiniLM-L6-v2; its head is random.
+of networks, a share of each tensor's root mean square (`--noise`), with `--spread` another for each weight, and prints
+for each predictor: its cost, timed in turns with the plain network (the process' own time, so run it with one thread:
+OMP_NUM_THREADS=1); the ratio of its variance of the centred logits to Monte Carlo's, summed; Spearman's correlation of
+the examples' sums; and the ratio of the mean mutual information. Monte Carlo with fewer draws stands beside it, against
+the others' draws, and so do suq and laplace-torch, on the MLP, where they are installed. `minilm` needs `--encoder`, a
+folder with all-MiniLM-L6-v2; its head is random.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +27,21 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import bayesify
+from bayesify._math import entropy
 from bayesify._tree import call
 from bayesify.check import _rank_correlation
 from bayesify.posteriors import GaussianPosterior
 
 RESULTS = Path(__file__).parent / "results" / "streamlined.json"
-HOW = ("streamlined", "moments", "margin", "linearised")
+HOW = ("streamlined", "moments", "principal", "margin", "linearised")
 
 
-def noisy(network: nn.Module, share: float, names: Callable[[str], bool]) -> GaussianPosterior:
+def noisy(network: nn.Module, arguments: argparse.Namespace, names: Callable[[str], bool]) -> GaussianPosterior:
     """Return a posterior with noise on some parameters, a share of each one's root mean square."""
+    generator = torch.Generator().manual_seed(0)
     log_stds = {
-        name: torch.full_like(p, float(p.square().mean().sqrt() * share + 1e-8)).log().detach()
+        name: (p.detach().square().mean().sqrt() * arguments.noise + 1e-8).log()
+        + arguments.spread * torch.randn(p.shape, generator=generator)
         for name, p in network.named_parameters()
         if names(name)
     }
@@ -45,7 +52,7 @@ def mlp(arguments: argparse.Namespace) -> dict[str, tuple[nn.Module, GaussianPos
     """Train 784-400-400-10 on MNIST for three passes over 8,192 digits."""
     torch.manual_seed(0)
     train, test = (bayesify.data.load("mnist", part) for part in ("train", "test"))
-    x, y = train.inputs[:8192].float().flatten(1) / 255, train.targets[:8192]
+    x, y = train.inputs[:8192].float().flatten(1), train.targets[:8192]
     network = nn.Sequential(
         nn.Linear(784, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 10)
     )  # fmt: skip
@@ -55,8 +62,8 @@ def mlp(arguments: argparse.Namespace) -> dict[str, tuple[nn.Module, GaussianPos
             optimiser.zero_grad()
             cross_entropy(network(inputs), targets).backward()
             optimiser.step()
-    inputs = test.inputs[: arguments.examples].float().flatten(1) / 255
-    return {"MLP, all layers": (network.eval(), noisy(network, arguments.noise, lambda _: True), inputs)}
+    inputs = test.inputs[: arguments.examples].float().flatten(1)
+    return {"MLP, all layers": (network.eval(), noisy(network, arguments, lambda _: True), inputs)}
 
 
 def resnet20(arguments: argparse.Namespace) -> dict[str, tuple[nn.Module, GaussianPosterior, Any]]:
@@ -65,7 +72,7 @@ def resnet20(arguments: argparse.Namespace) -> dict[str, tuple[nn.Module, Gaussi
 
     network = pretrained("resnet20")
     inputs = cifar_inputs(bayesify.data.load("cifar10", "test").inputs[: arguments.examples])
-    return {"ResNet-20, all layers": (network, noisy(network, arguments.noise, lambda _: True), inputs)}
+    return {"ResNet-20, all layers": (network, noisy(network, arguments, lambda _: True), inputs)}
 
 
 def minilm(arguments: argparse.Namespace) -> dict[str, tuple[nn.Module, GaussianPosterior, Any]]:
@@ -85,7 +92,7 @@ def minilm(arguments: argparse.Namespace) -> dict[str, tuple[nn.Module, Gaussian
         "MiniLM, last two blocks": lambda n: any(part in n for part in last) or n.startswith("head"),
         "MiniLM, all blocks": lambda n: "layer." in n or n.startswith("head"),
     }
-    return {name: (network, noisy(network, arguments.noise, names), inputs) for name, names in chosen.items()}
+    return {name: (network, noisy(network, arguments, names), inputs) for name, names in chosen.items()}
 
 
 NETWORKS = {"mlp": mlp, "resnet20": resnet20, "minilm": minilm}
@@ -112,50 +119,90 @@ def draws(posterior: GaussianPosterior, inputs: Any, number: int) -> Tensor:
     return outputs - outputs.mean(-1, keepdim=True)
 
 
+def information(logits: Tensor) -> Tensor:
+    """Return the mean over examples of the mutual information of draws (S, B, C)."""
+    log_probs = logits.log_softmax(-1)
+    return (entropy(log_probs.exp().mean(0).log()) - entropy(log_probs).mean(0)).mean()
+
+
 def rows_of(
     network: nn.Module, posterior: GaussianPosterior, inputs: Any, arguments: argparse.Namespace
 ) -> dict[str, dict[str, float]]:
-    """Return cost, variance ratio and rank correlation of each predictor."""
+    """Return cost, variance ratio, rank correlation and the ratio of the mutual information of each predictor."""
 
     @torch.no_grad()
     def plain() -> None:
         call(network, inputs)
 
     samples = draws(posterior, inputs, arguments.draws)
-    whole = samples.var(0).sum(-1)
     found: dict[str, dict[str, float]] = {}
+
+    def add(name: str, cost: float, spread: Tensor, knowledge: Tensor | None, start: int = 0, words: str = "") -> None:
+        reference = samples[start:].var(0).sum(-1)
+        found[name] = {
+            "cost": round(cost, 2),
+            "ratio": round(float(spread.sum() / reference.sum()), 3),
+            "rank": round(_rank_correlation(spread.double(), reference.double()), 3),
+        }
+        if knowledge is not None:
+            found[name]["information"] = round(float(knowledge / information(samples[start:])), 3)
+        numbers = "".join(f"   {key} {value:7.3f}" for key, value in found[name].items())
+        print(f"  {name:24}{numbers}   {words}", flush=True)
+
     for how in arguments.how:
-        prediction = bayesify.predict(posterior, inputs, how=how)
-        spread = prediction.logits_variance.sum(-1)  # type: ignore[attr-defined]
-        found[how] = _row(plain, lambda how=how: bayesify.predict(posterior, inputs, how=how), spread, whole, arguments)
-        print(f"  {how:14}{_words(found[how])}   {prediction.predictor}", flush=True)  # type: ignore[attr-defined]
-    for number in (4, 20):
-        if number * 2 > arguments.draws:
-            continue
-        spread, rest = samples[:number].var(0).sum(-1), samples[number:].var(0).sum(-1)
-        name = f"{number} draws"
-        made = lambda number=number: bayesify.predict(posterior, inputs, num_samples=number, seed=0)  # noqa: E731
-        found[name] = _row(plain, made, spread, rest, arguments)
-        print(f"  {name:14}{_words(found[name])}", flush=True)
+        made = partial(bayesify.predict, posterior, inputs, how=how)
+        prediction: Any = made()
+        taken = cost(plain, made, arguments.repeats)
+        spread = prediction.logits_variance.sum(-1)
+        add(how, taken, spread, prediction.epistemic.mean(), words=prediction.predictor)
+    for name, function in peers(network, posterior, inputs):
+        began = time.process_time()
+        spread = function()
+        slow = time.process_time() - began > 5
+        middle = time.process_time()
+        plain()
+        once = (middle - began) / (time.process_time() - middle)
+        add(name, once if slow else cost(plain, function, arguments.repeats), spread, None)
+    for number in (4, 20, 100):
+        if number * 2 <= arguments.draws:
+            made = partial(bayesify.predict, posterior, inputs, num_samples=number, seed=0)
+            few = samples[:number]
+            taken = cost(plain, made, arguments.repeats if number < 100 else 1)
+            add(f"{number} draws", taken, few.var(0).sum(-1), information(few), start=number)
     return found
 
 
-def _row(
-    plain: Callable[[], object],
-    made: Callable[[], object],
-    spread: Tensor,
-    reference: Tensor,
-    arguments: argparse.Namespace,
-) -> dict[str, float]:
-    return {
-        "cost": round(cost(plain, made, arguments.repeats), 2),
-        "ratio": round(float(spread.sum() / reference.sum()), 3),
-        "rank": round(_rank_correlation(spread.double(), reference.double()), 3),
-    }
+def peers(network: nn.Module, posterior: GaussianPosterior, inputs: Any) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+    """Yield other libraries' predictors of the same posterior's centred logits' variances, summed."""
+    if not isinstance(network, nn.Sequential):
+        return
+    variances = torch.cat([(2 * log_std.detach()).exp().flatten() for log_std in posterior.log_std.as_dict().values()])
+    with suppress(ImportError):
+        from suq import streamline_mlp
 
+        peer = streamline_mlp(copy.deepcopy(network), variances, "diag", "classification")
 
-def _words(row: dict[str, float]) -> str:
-    return f"cost {row['cost']:6.2f}   variance ratio {row['ratio']:6.3f}   rank correlation {row['rank']:6.3f}"
+        def streamlined() -> Tensor:
+            variance: Tensor = peer.forward_latent(inputs)[1].detach()
+            return variance.sum(-1) * (1 - 1 / variance.shape[-1])
+
+        yield "suq", streamlined
+    with suppress(ImportError):
+        from tests.torchvision_stub import declare_torchvision_operators
+
+        declare_torchvision_operators()
+        from laplace import DiagLaplace
+
+        other = DiagLaplace(copy.deepcopy(network), "classification", prior_precision=1e-12)
+        other.H, other.mean = 1 / variances, torch.nn.utils.parameters_to_vector(network.parameters()).detach()
+
+        def linearised() -> Tensor:
+            # It holds outputs times parameters for each example.
+            parts = [other._glm_predictive_distribution(part)[1].detach() for part in torch.split(inputs, 8)]
+            covariance = torch.cat(parts)
+            return covariance.diagonal(dim1=1, dim2=2).sum(-1) - covariance.mean(-1).sum(-1)
+
+        yield "laplace-torch, GLM", linearised
 
 
 def main() -> None:
@@ -163,6 +210,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("networks", nargs="*", choices=[*NETWORKS, []], default=["mlp", "resnet20"])
     parser.add_argument("--noise", type=float, default=0.02)
+    parser.add_argument("--spread", type=float, default=0.0, help="of the logarithms of weights' own deviations")
     parser.add_argument("--examples", type=int, default=128)
     parser.add_argument("--draws", type=int, default=1000)
     parser.add_argument("--repeats", type=int, default=7)
@@ -170,14 +218,15 @@ def main() -> None:
     parser.add_argument("--encoder", default="tiny")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    tables = {}
+    record = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    arguments.out.parent.mkdir(exist_ok=True)
     for name in arguments.networks:
         for title, (network, posterior, inputs) in NETWORKS[name](arguments).items():
-            print(f"{title}: noise {arguments.noise}, {arguments.draws} draws, {arguments.examples} examples")
-            tables[title] = rows_of(network, posterior, inputs, arguments)
-    settings = {"noise": arguments.noise, "draws": arguments.draws, "examples": arguments.examples}
-    arguments.out.parent.mkdir(exist_ok=True)
-    arguments.out.write_text(json.dumps({**settings, "threads": torch.get_num_threads(), "tables": tables}, indent=1))
+            noise = f"noise {arguments.noise}, spread {arguments.spread}"
+            label = f"{title}: {noise}, {arguments.draws} draws, {arguments.examples} examples"
+            print(label)
+            record[label] = rows_of(network, posterior, inputs, arguments)
+            arguments.out.write_text(json.dumps(record, indent=1))
 
 
 if __name__ == "__main__":

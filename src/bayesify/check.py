@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -75,7 +75,7 @@ def check(
     how: str = "streamlined",
     num_samples: int = 200,
     max_batches: int | None = None,
-    variance_scale: float = 1.0,
+    variance_scale: float | Mapping[str, float] = 1.0,
     seed: int = 0,
 ) -> Check:
     """Compare a predictor without draws with Monte Carlo on your own network and data.

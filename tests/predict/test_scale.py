@@ -57,3 +57,49 @@ def test_refusals():
         fit_variance_scale(posterior, [], how="sampling")
     with pytest.raises(ValueError, match="gave no batch"):
         fit_variance_scale(posterior, [])
+
+
+@pytest.mark.parametrize("how", ["moments", "linearised", "principal"])
+def test_scales_of_layers_are_never_worse(how):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    posterior = gaussian(network, std=1.0)
+    x = randn(40, 4)
+    batches = [(x[:20], torch.randint(3, (20,))), (x[20:], torch.randint(3, (20,)))]
+    scales = fit_variance_scale(posterior, batches, how=how, per_layer=True)
+    assert list(scales) == ["0", "2"]
+    best = nll(posterior, batches, scales, how)
+    assert best <= nll(posterior, batches, 1.0, how) + 1e-12
+    if how == "linearised":
+        # V = s_0 V_0 + s_2 V_2, so that no common scale is better by more than the search's tolerance
+        assert best <= nll(posterior, batches, fit_variance_scale(posterior, batches, how=how), how) + 1e-3
+
+
+def test_scales_of_layers_are_those_of_their_weights():
+    posterior = gaussian(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)))
+    x = randn(5, 4)
+    found = predict(posterior, x, how="linearised", variance_scale={"0": 0.25}).logits_variance
+    with torch.no_grad():
+        for name, log_std in posterior.log_std.as_dict().items():
+            if name.startswith("0."):
+                log_std.sub_(math.log(2))
+    torch.testing.assert_close(predict(posterior, x, how="linearised").logits_variance, found, rtol=1e-9, atol=0)
+    with pytest.raises(ValueError, match="no layer 'nowhere'"):
+        predict(posterior, x, how="moments", variance_scale={"nowhere": 2.0})
+    with pytest.raises(ValueError, match="at least 0"):
+        predict(posterior, x, how="moments", variance_scale={"0": -1.0})
+    dropout = convert(nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3)).double(), MCDropout())
+    with pytest.raises(ValueError, match="no layer with Gaussian weights"):
+        fit_variance_scale(dropout, [(x, torch.zeros(5).long())], per_layer=True)
+
+
+def test_scales_of_layers_have_a_known_answer():
+    """Residuals with the variance 4 V_0 + V_1 / 4: 4000 of them find both numbers, within a quarter."""
+    torch.manual_seed(0)
+    posterior = gaussian(nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 1)), std=1.0, likelihood=Gaussian(0.01))
+    x = 2 * randn(4000, 2)
+    prediction = predict(posterior, x, how="linearised", variance_scale={"0": 4.0, "1": 0.25})
+    y = prediction.mean + prediction.std * randn(4000)
+    scales = fit_variance_scale(posterior, [(x, y)], how="linearised", per_layer=True)
+    assert abs(scales["0"] / 4 - 1) < 0.25
+    assert abs(scales["1"] / 0.25 - 1) < 0.25

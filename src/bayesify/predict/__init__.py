@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Law", "Moments", "add_draws", "fit_variance_scale", "laws", "moment_rule", "posterior_device", "predict"]
 
-How = Literal["sampling", "mean", "closed-form", "streamlined", "linearised", "moments", "margin"]
+How = Literal[
+    "sampling", "mean", "closed-form", "streamlined", "linearised", "moments", "margin", "principal", "covariance"
+]
 _HOW = get_args(How)
-ONE_PASS = ("streamlined", "linearised", "moments", "margin")
+ONE_PASS = ("streamlined", "linearised", "moments", "margin", "principal", "covariance")
 
 # What only predictions without draws need is imported when it is asked for.
 _LATER = {
@@ -61,7 +63,7 @@ def predict(
     chunk_size: int | None = None,
     keep_samples: bool = False,
     output: str = "prediction",
-    variance_scale: float = 1.0,
+    variance_scale: float | Mapping[str, float] = 1.0,
     input_variance: Tensor | None = None,
     progress: bool = False,
 ) -> Prediction:
@@ -79,7 +81,8 @@ def predict(
             (`Laplace(structure="last-layer")`); and, for posteriors with independent Gaussian weights or with noisy
             layers, "streamlined", mean and variance in one pass, by the engine that suits the network (the prediction's
             `predictor` says which); "linearised", the exact variance of every output to first order in what is random,
-            by one backward pass each. "moments" and "margin" are the engines of "streamlined".
+            by one backward pass each. "moments", "margin" and "principal" are the engines of "streamlined".
+            "covariance" carries covariances through stacks of linear layers and activations.
         num_samples: How many draws; None takes the posterior's own number. Without sampling nothing is drawn but
             Gaussian outputs, which is cheap, and None takes closed forms instead.
         seed: None takes one from torch's global generator.
@@ -87,8 +90,8 @@ def predict(
         keep_samples: Whether to keep the draws' own predictions, (S, B, ...).
         output: "prediction"; or "features", the average over draws of what the network computes before its last
             linear layer, as a `FeaturePrediction`; or "features:<module>", of that module's input.
-        variance_scale: What predictors without draws multiply the outputs' variances with; `fit_variance_scale` finds
-            it.
+        variance_scale: What predictors without draws multiply the outputs' variances with; or what they multiply the
+            variances of layers' weights with, by the layers' names. `fit_variance_scale` finds both.
         input_variance: The variance of the inputs' first tensor, which broadcasts against it, for how="moments".
         progress: Whether to show a progress bar.
 
@@ -158,14 +161,14 @@ def _without_draws(posterior: Posterior, how: str, batch: Any) -> Any:
     return one_pass_of(posterior, how, batch)
 
 
-def _check_one_pass(how: str, output: str, keep_samples: bool, num_samples: int | None, variance_scale: float) -> None:
+def _check_one_pass(how: str, output: str, keep_samples: bool, num_samples: int | None, variance_scale: Any) -> None:
     if output != "prediction":
         raise ValueError(f"how={how!r} predicts outputs, not features. Use how='sampling' for output={output!r}.")
     if keep_samples:
         raise ValueError(f"how={how!r} has no draws to keep. Use how='sampling' with keep_samples=True.")
     if num_samples is not None and num_samples < 1:
         raise ValueError(f"num_samples must be a whole number of at least 1, but it is {num_samples!r}.")
-    if not 0 <= variance_scale < math.inf:
+    if not isinstance(variance_scale, Mapping) and not 0 <= variance_scale < math.inf:
         raise ValueError(f"variance_scale must be at least 0 and finite, but it is {variance_scale}.")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import singledispatch
 
 from torch import Tensor, nn
@@ -53,6 +53,11 @@ class Law:
     fixed: dict[str, Tensor] = field(default_factory=dict)
     noisy: tuple[nn.Module, ...] = ()
     place: Place = _in_place
+
+    def scaled(self, scales: Mapping[str, float]) -> Law:
+        """Return the law with some tensors' variances multiplied by numbers."""
+        variances = {name: v * scales.get(name, 1.0) for name, v in self.variances.items()}
+        return replace(self, variances=variances)
 
 
 @singledispatch

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import copy
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from bayesify._tree import call, slice_rows
 from bayesify.posteriors import Posterior
 from bayesify.predict._laws import Law, laws
 from bayesify.predict._outputs import OutputMoments, class_position, prediction_of
 from bayesify.predict.linearised import LinearisedPass, Plan, make_plan
+from bayesify.predict.linearised._head import Head, look, principal_variances
 from bayesify.predict.linearised._outputs import all_variances, margin_variances
 from bayesify.predict.streamlined import MomentsPass
 from bayesify.prediction import Prediction
 
-__all__ = ["OnePass", "one_pass_of"]
+__all__ = ["OnePass", "Scale", "one_pass_of"]
 
 
 _WORDS = {
     "linearised": "linearised: one backward pass for each output",
-    "margin": "streamlined: one backward pass for the margin of the top two (convolutions share their weights)",
+    "margin": "streamlined: one backward pass for the margin of the top two (positions share weights)",
+    "principal": "streamlined: one backward pass for where the logits move most (positions share weights)",
     "moments": "streamlined: means and variances in one forward pass",
+    "covariance": "streamlined: means and covariances in one forward pass",
 }
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+FORWARD = ("moments", "covariance")
+Scale = float | Mapping[str, float]
+Engine = Literal["linearised", "moments", "margin", "principal", "covariance"]
 
 
 class OnePass:
@@ -32,7 +41,8 @@ class OnePass:
 
     Args:
         posterior: The posterior.
-        how: "linearised", "moments", "margin", or "streamlined", which takes one of the last two.
+        how: "linearised", "covariance", "moments", "margin", "principal", or "streamlined", which takes one of the last
+            three.
         inputs: A batch to learn from.
     """
 
@@ -40,28 +50,93 @@ class OnePass:
         self.posterior = posterior
         posterior.prepare(inputs)
         self.laws = laws(posterior)
-        self.engine: Literal["linearised", "moments", "margin"] = _chosen(posterior, self.laws[0], how, inputs)
+        self.head: Head | None = None
         self.plan: Plan | None = None
         self.passes: list[MomentsPass] = []
-        if self.engine == "moments":
-            first_order = posterior.method.first_order
-            self.passes = [MomentsPass(posterior, law, first_order=first_order) for law in self.laws]
-        else:
+        self.engine: Engine = self._choose(how, inputs)
+        if self.engine in FORWARD:
+            self.passes = [self._forward(law) for law in self.laws]
+        elif self.plan is None:
             self.plan = make_plan(posterior, self.laws[0], inputs)
         self.state = _state(posterior)
+        self.others: dict[frozenset[tuple[str, float]], OnePass] = {}
+
+    @property
+    def layers(self) -> list[str]:
+        """Return the names of the layers with Gaussian tensors, in their order."""
+        return list(dict.fromkeys(layer_of(name) for name in self.laws[0].variances))
+
+    def scaled(self, scales: Mapping[str, float]) -> OnePass:
+        """Return the predictor of the posterior whose layers' variances are multiplied by numbers."""
+        unknown = [layer for layer in scales if layer not in self.layers]
+        if unknown:
+            raise ValueError(f"There is no layer {unknown[0]!r} with Gaussian weights; there are {self.layers}.")
+        if any(not 0 <= scale < math.inf for scale in scales.values()):
+            raise ValueError(f"Scales of variances must be at least 0 and finite, but they are {dict(scales)}.")
+        key = frozenset(scales.items())
+        if key not in self.others:
+            made = copy.copy(self)
+            made.laws = [
+                law.scaled({name: scales.get(layer_of(name), 1.0) for name in law.variances}) for law in self.laws
+            ]
+            made.passes = [self._forward(law) for law in made.laws] if self.engine in FORWARD else []
+            made.plan = None if self.plan is None else replace(self.plan, factors={})
+            self.others = {key: made}  # the last one alone: each holds a copy of all variances
+        return self.others[key]
+
+    def _forward(self, law: Law) -> MomentsPass:
+        first_order = self.posterior.method.first_order
+        return MomentsPass(self.posterior, law, first_order=first_order, covariance=self.engine == "covariance")
+
+    def _choose(self, how: str, inputs: Any) -> Any:
+        """Choose the engine.
+
+        Variances that are carried forward count positions as (partly) independent, and networks add up positions whose
+        noise comes from the same weights, layer after layer: most of the variance can be lost, and its order over
+        examples. A backward pass is right for them, for one number of each example, and with a last linear layer that
+        number gives the size of all logits' covariance.
+        """
+        if how in ("linearised", *FORWARD):
+            return how
+        posterior, law = self.posterior, self.laws[0]
+        outputs, self.head = look(posterior, law, inputs)
+        classes = class_position(posterior.likelihood, outputs) is not None
+        single = outputs.ndim <= 2 and (classes or outputs.numel() == 1)
+        if how == "margin" and not single:
+            raise ValueError(
+                f"how='margin' is for one decision or one number for each example, and the network's output is "
+                f"{tuple(outputs.shape[1:])}. Use how='moments' or how='linearised'."
+            )
+        whole = single and classes and self.head is not None
+        if how == "principal" and not whole:
+            raise ValueError(
+                "how='principal' is for classifiers whose logits come from a last nn.Linear. Use how='margin' or "
+                "how='linearised'."
+            )
+        if how != "streamlined":
+            return how
+        if not single:
+            return "moments"
+        with suppress(ValueError):  # a network that no backward pass can be planned for
+            self.plan = make_plan(posterior, law, inputs)
+        if self.plan is None or not self.plan.positions or self.plan.looped:
+            return "moments"
+        return "principal" if whole else "margin"
 
     @property
     def words(self) -> str:
         """Say which engine it is."""
         return _WORDS[self.engine]
 
-    def moments(self, inputs: Any, *, scale: float = 1.0, input_variance: Tensor | None = None) -> list[OutputMoments]:
+    def moments(self, inputs: Any, *, scale: Scale = 1.0, input_variance: Tensor | None = None) -> list[OutputMoments]:
         """Return the outputs' moments for each component of the posterior."""
-        if input_variance is not None and self.engine != "moments":
+        if isinstance(scale, Mapping):
+            return self.scaled(scale).moments(inputs, input_variance=input_variance)
+        if input_variance is not None and self.engine not in FORWARD:
             raise ValueError("Only how='moments' takes an input_variance; this prediction needs backward passes.")
         found = []
         for index, law in enumerate(self.laws):
-            if self.engine == "moments":
+            if self.engine in FORWARD:
                 mean, variance = self.passes[index](inputs, input_variance)
             else:
                 mean, variance = self._backward(law, inputs)
@@ -70,6 +145,11 @@ class OnePass:
 
     def _backward(self, law: Law, inputs: Any) -> tuple[Tensor, Tensor]:
         assert self.plan is not None
+        if self.engine == "principal":
+            assert self.head is not None
+            with self.head.watched():
+                made = LinearisedPass(self.posterior, law, self.plan, inputs)
+            return made.outputs, principal_variances(made, law, self.head)
         made = LinearisedPass(self.posterior, law, self.plan, inputs)
         variances = margin_variances if self.engine == "margin" else all_variances
         return made.outputs, variances(made, self.posterior.likelihood)
@@ -80,12 +160,21 @@ class OnePass:
         *,
         num_samples: int | None,
         seed: int,
-        scale: float = 1.0,
+        scale: Scale = 1.0,
         input_variance: Tensor | None = None,
     ) -> Prediction:
         """Return the prediction for a batch."""
         moments = self.moments(inputs, scale=scale, input_variance=input_variance)
         return prediction_of(self.posterior.likelihood, moments, num_samples=num_samples, seed=seed)
+
+
+def layer_of(name: str) -> str:
+    """Return the layer that a tensor belongs to.
+
+    >>> layer_of("encoder.0.weight")
+    'encoder.0'
+    """
+    return name.rpartition(".")[0]
 
 
 def one_pass_of(posterior: Posterior, how: str, inputs: Any) -> OnePass:
@@ -106,32 +195,3 @@ def _state(posterior: Posterior) -> tuple[Any, ...]:
         versions = [(id(t), 0 if t.is_inference() else t._version, t.data_ptr(), t.dtype) for t in tensors]
         sums = [t.sum().item() for t in tensors if t.is_floating_point()]
     return (id(posterior.likelihood), *versions, *(number for number in sums if number == number))
-
-
-def _chosen(posterior: Posterior, law: Law, how: str, inputs: Any) -> Any:
-    """Choose the engine.
-
-    Variances that are carried forward count positions as (partly) independent. Convolutions that overlap undo that:
-    they add up neighbours whose noise comes from the same weights, layer after layer, and most of the variance is lost.
-    A backward pass is right for them, for one number of each example.
-    """
-    one = slice_rows(inputs, 0, 1)
-    with posterior.noise.mode(silent=True), law.place(posterior.network, {**law.fixed, **law.means}), torch.no_grad():
-        outputs = posterior.read(call(posterior.network, one))
-    single = outputs.ndim <= 2 and (class_position(posterior.likelihood, outputs) is not None or outputs.numel() == 1)
-    if how == "margin" and not single:
-        raise ValueError(
-            f"how='margin' is for one decision or one number for each example, and the network's output is "
-            f"{tuple(outputs.shape[1:])}. Use how='moments' or how='linearised'."
-        )
-    if how != "streamlined":
-        return how
-    return "margin" if single and _overlapping(posterior.network) else "moments"
-
-
-def _overlapping(network: nn.Module) -> bool:
-    """Return whether a convolution's windows overlap; an image cut into patches has none of that."""
-    return any(
-        isinstance(module, _CONVOLUTIONS) and any(k > s for k, s in zip(module.kernel_size, module.stride, strict=True))
-        for module in network.modules()
-    )

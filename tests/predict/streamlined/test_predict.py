@@ -84,8 +84,10 @@ def test_the_engine_is_chosen_and_said():
     cnn = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(1), nn.Linear(8, 3))
     assert "backward pass" in predict(gaussian(cnn), images, how="streamlined").predictor
     assert "forward pass" in predict(gaussian(UNet()), images, how="streamlined").predictor
-    patches = nn.Sequential(nn.Conv2d(1, 2, 2, stride=2), nn.ReLU(), nn.Flatten(1), nn.Linear(8, 3))
-    assert "forward pass" in predict(gaussian(patches), images, how="streamlined").predictor
+    assert "where the logits move most" in predict(gaussian(cnn), images, how="streamlined").predictor
+    headless = nn.Sequential(cnn, nn.Softplus())
+    assert "margin" in predict(gaussian(headless), images, how="streamlined").predictor
+    assert "forward pass" in predict(gaussian(NETWORKS["mlp"][0]()), X, how="streamlined").predictor
     with pytest.raises(ValueError, match="one decision or one number"):
         predict(gaussian(UNet()), images, how="margin")
 
@@ -100,7 +102,7 @@ def test_margin_is_exact_for_the_top_two():
     top = outputs.topk(2).indices
     margin = torch.zeros_like(outputs).scatter_(1, top[:, :1], 1.0).scatter_(1, top[:, 1:], -1.0)
     expected = torch.einsum("bi,bij,bj->b", margin, covariance, margin)
-    prediction = predict(posterior, inputs, how="streamlined")
+    prediction = predict(posterior, inputs, how="margin")
     # independent logits of variance v have v (1 - 1/C) when centred, and a margin of 2 v
     torch.testing.assert_close(prediction.logits_variance * (2 / (1 - 1 / 3)), expected[:, None].expand(3, 3), **EXACT)
 

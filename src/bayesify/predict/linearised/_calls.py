@@ -18,7 +18,7 @@ from torch.nn import functional
 from bayesify.posteriors import NoiseTerms
 from bayesify.posteriors._gaussian._operations import Convolution
 from bayesify.posteriors._gaussian._site import Arrangement
-from bayesify.predict.linearised._ledger import Ledger, Part
+from bayesify.predict.linearised._ledger import Factors, Ledger, Part
 
 __all__ = ["AffineCall", "Call", "ConvolutionCall", "EmbeddingCall", "ExpandCall", "LinearCall", "NoiseCall", "run"]
 
@@ -27,10 +27,11 @@ CHUNK = 2**20  # numbers: the derivatives of a chunk of examples should stay in 
 
 @dataclass(frozen=True)
 class Random:
-    """A random tensor in a call."""
+    """A random tensor in a call; `factors` are those of its variances, if a matrix has them."""
 
     variance: Tensor
     part: Part
+    factors: Factors = None
 
 
 class Call(ABC):
@@ -97,7 +98,11 @@ class LinearCall(Call):
         return grad @ self.weight
 
     def account(self, grad: Tensor, x: Tensor) -> None:
-        """With one position, sum_ij s_ij^2 g_i^2 x_j^2; else form the derivatives, a few examples at a time."""
+        """Add sum_ij u_ij (sum_t g_ti x_tj)^2: with one position, sum_ij u_ij g_i^2 x_j^2.
+
+        With u = r c' it is sum_tt' (g_t . r g_t') (x_t . c x_t'), which is cheaper for a few positions. Else the
+        derivatives are formed, a few examples at a time.
+        """
         flow = self.rows.split(grad).flatten(1, -2)
         if self.random_bias is not None:
             self.ledger.add_gradient(self.random_bias.part, flow.sum(1), self.random_bias.variance)
@@ -108,8 +113,13 @@ class LinearCall(Call):
             self.ledger.add_gradient(part, flow.mT @ inputs, variance)
         elif flow.shape[1] == 1:
             if self.caused is None:  # the same for every backward pass
-                self.caused = inputs[:, 0].square() @ variance.mT
+                self.caused = self._caused(inputs[:, 0].square())
             self.ledger.add((flow[:, 0].square() * self.caused).sum(-1))
+        elif self.random_weight.factors is not None and flow.shape[1] * sum(variance.shape) < variance.numel():
+            row, column = self.random_weight.factors
+            if self.caused is None:
+                self.caused = (inputs * column) @ inputs.mT
+            self.ledger.add(((flow * row) @ flow.mT).mul_(self.caused).sum((1, 2)))
         else:
             size = max(1, CHUNK // variance.numel())
             weights = variance.reshape(-1)
@@ -118,6 +128,13 @@ class LinearCall(Call):
                 for f, i in zip(torch.split(flow, size), torch.split(inputs, size), strict=True)
             ]
             self.ledger.add(torch.cat(pieces))
+
+    def _caused(self, squares: Tensor) -> Tensor:
+        assert self.random_weight is not None
+        if self.random_weight.factors is None:
+            return squares @ self.random_weight.variance.mT
+        row, column = self.random_weight.factors
+        return (squares @ column)[:, None] * row
 
 
 @dataclass

@@ -17,7 +17,7 @@ from bayesify.posteriors._forward import patched_forward
 from bayesify.posteriors._noise import BatchDim
 from bayesify.predict._laws import Law
 from bayesify.predict.linearised._calls import NoiseCall, run
-from bayesify.predict.linearised._ledger import Batch, Ledger
+from bayesify.predict.linearised._ledger import Batch, Factors, Ledger, Part
 from bayesify.predict.linearised._weight import RandomWeight
 
 __all__ = ["LinearisedPass", "Plan", "make_plan"]
@@ -32,10 +32,14 @@ class Plan:
     Attributes:
         batches: Where the batch is in the input of each call, in their order.
         looped: The tensors that have to be looped over, example by example.
+        positions: Whether a random tensor meets several positions of an example, tokens or pixels.
+        factors: What the variances of matrices are a product of, as passes find it out.
     """
 
     batches: list[Batch] = field(default_factory=list)
     looped: frozenset[str] = frozenset()
+    positions: bool = False
+    factors: dict[Part, Factors] = field(default_factory=dict)
 
 
 def make_plan(posterior: Posterior, law: Law, inputs: Any) -> Plan:
@@ -56,7 +60,7 @@ def make_plan(posterior: Posterior, law: Law, inputs: Any) -> Plan:
             raise ValueError("A noisy layer acts on something without a batch. Use how='sampling'.")
         found = lost.union(*(ledger.looped for ledger in ledgers))
         if not found:
-            return Plan(batches, looped)
+            return Plan(batches, looped, any(len(shape) > 2 for shape, _ in two))
         looped |= found
 
 
@@ -83,7 +87,7 @@ class LinearisedPass:
 
     def __init__(self, posterior: Posterior, law: Law, plan: Plan, inputs: Any) -> None:
         self.posterior, self.law, self.plan, self.inputs = posterior, law, plan, inputs
-        self.ledger = Ledger(batch_rows(inputs), plan.batches, _like(posterior))
+        self.ledger = Ledger(batch_rows(inputs), plan.batches, _like(posterior), plan.factors)
         with torch.enable_grad(), _random_tensors(posterior, law, self.ledger, plan.looped):
             self._outputs = posterior.read(call(posterior.network, inputs))
         if self._outputs.shape[0] != self.ledger.rows:

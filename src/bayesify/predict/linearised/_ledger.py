@@ -12,10 +12,12 @@ from torch import Tensor
 
 from bayesify.posteriors._gaussian._site import Arrangement
 from bayesify.posteriors._noise import BatchDim
+from bayesify.predict._factors import factors
 
-__all__ = ["Ledger", "Part"]
+__all__ = ["Factors", "Ledger", "Part"]
 
 Part = tuple[str, int, torch.Size, tuple[int, ...]]
+Factors = tuple[Tensor, Tensor] | None
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,13 @@ class Ledger:
         rows: The number of examples.
         batches: Where the batch is in each call, in their order; None while that is being found out.
         like: A tensor with the device and type of the result.
+        known: Factors of variances, which all passes of a plan share.
     """
 
-    def __init__(self, rows: int, batches: list[Batch] | None, like: Tensor) -> None:
+    def __init__(
+        self, rows: int, batches: list[Batch] | None, like: Tensor, known: dict[Part, Factors] | None = None
+    ) -> None:
+        self.known = {} if known is None else known
         self.rows = rows
         self.batches = batches
         self.anchor = like.new_zeros(()).requires_grad_()
@@ -88,6 +94,12 @@ class Ledger:
         known.add(part)
         self.uses[part] += 1
         return part
+
+    def factors_of(self, part: Part, variance: Tensor) -> Factors:
+        """Return what the variances of a matrix are a product of, looked for once."""
+        if part not in self.known:
+            self.known[part] = factors(variance)
+        return self.known[part]
 
     # -- backward -----------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -101,6 +102,11 @@ class _Visit:
             return None
         return Random(weight.variance, self.ledger.use(weight.label, weight.variance))
 
+    def random_matrix(self, weight: Tensor) -> Random | None:
+        """Return the same of a matrix, with what its variances are a product of."""
+        random = self.random(weight)
+        return None if random is None else replace(random, factors=self.ledger.factors_of(random.part, random.variance))
+
 
 def _value(weight: Tensor | None) -> Tensor | None:
     return None if weight is None else _plain(weight)
@@ -114,7 +120,7 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     if isinstance(input, RandomWeight) or weight.ndim != 2:
         return NotImplemented
     visit = _Visit(input, weight, bias)
-    random = visit.random(weight), visit.random(bias)
+    random = visit.random_matrix(weight), visit.random(bias)
     return run(LinearCall(visit.ledger, visit.rows, _plain(weight), _value(bias), *random), visit.x)
 
 

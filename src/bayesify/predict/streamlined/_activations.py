@@ -15,6 +15,7 @@ from bayesify.predict.streamlined._moments import Moments, centre, moment_rule, 
 
 __all__: list[str] = []
 
+_FAR = {torch.float32: 8.0, torch.float64: 25.0}  # standard deviations
 _ROOT = math.sqrt(2 * math.pi)
 # Gauss-Legendre nodes and weights on [0, 1] for Owen's T.
 _NODES, _WEIGHTS = (
@@ -62,7 +63,8 @@ def _leaky(x: Moments, slope: Tensor | float) -> Moments:
             return x.like(mean.clamp_min(0), v * positive)
         return x.like(torch.where(positive, mean, slope * mean), torch.where(positive, v, slope**2 * v))
     std = _safe(v).sqrt_()
-    ratio = mean / std
+    # Further out nothing changes but that numbers get too small to be multiplied quickly.
+    ratio = (mean / std).clamp_(-_FAR[v.dtype], _FAR[v.dtype]) if v.dtype in _FAR else mean / std
     inside = torch.special.ndtr(ratio)
     density = _density(ratio).mul_(std)
     first = torch.addcmul(density, mean, inside)

@@ -13,6 +13,8 @@ from bayesify._tree import call, map_tensors
 from bayesify.posteriors import Posterior
 from bayesify.posteriors._forward import patched_forward
 from bayesify.predict._laws import Law
+from bayesify.predict._outputs import class_position, independent_variances
+from bayesify.predict.streamlined._joint import Joint
 from bayesify.predict.streamlined._moments import Moments, NoRuleError, Settings, centre, using, variance_of
 
 __all__ = ["MomentsPass"]
@@ -28,12 +30,13 @@ class MomentsPass:
         posterior: The posterior.
         law: Which component of it.
         first_order: Linearise nonlinear functions; else match mean and variance of their outputs.
+        covariance: Carry covariances of vectors, for stacks of linear layers and activations.
     """
 
-    def __init__(self, posterior: Posterior, law: Law, *, first_order: bool) -> None:
+    def __init__(self, posterior: Posterior, law: Law, *, first_order: bool, covariance: bool = False) -> None:
         self.posterior = posterior
         self.law = law
-        self.settings = Settings(first_order)
+        self.settings = Settings(first_order, covariance)
         self.weights = {name: Moments.make(mean, law.variances[name]) for name, mean in law.means.items()}
 
     def __call__(self, inputs: Any, input_variance: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -50,7 +53,18 @@ class MomentsPass:
                 output = self._run(inputs)
             except NoRuleError as error:
                 raise self._located(inputs, str(error)) from None
+        if isinstance(output, Joint):
+            return output.centre, self._visible(output)
         return centre(output), variance_of(output)
+
+    def _visible(self, output: Joint) -> Tensor:
+        """Return variances: of logits, those of independent ones that have the same when they are centred."""
+        covariance = output.covariance
+        if class_position(self.posterior.likelihood, output.centre) is None:
+            return covariance.diagonal(dim1=-2, dim2=-1)
+        centred = covariance - covariance.mean(-1, keepdim=True)
+        centred = centred - centred.mean(-2, keepdim=True)
+        return independent_variances(centred.diagonal(dim1=-2, dim2=-1))
 
     def _run(self, inputs: Any) -> Tensor:
         posterior, law = self.posterior, self.law
@@ -77,6 +91,11 @@ class MomentsPass:
         finally:
             for handle in handles:
                 handle.remove()
+        if self.settings.covariance:
+            return NoRuleError(
+                f"{operation} in {where} has no rule for covariances, which how='covariance' has for linear layers and "
+                "functions of single entries alone. Use how='moments' or how='linearised'."
+            )
         return NoRuleError(
             f"{operation} in {where} has no rule for means and variances. Add one: @bayesify.predict.moment_rule("
             f"{operation}), see its docstring; or use how='linearised' or how='sampling', which need none."

@@ -9,20 +9,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from bayesify.predict._factors import factors
 from bayesify.predict.streamlined._moments import Moments, Source, centre, moment_rule, settings
 
-__all__ = ["combined_share", "weight_share"]
+__all__ = ["combined_share", "common_part", "weight_share"]
 
 
 def _second(weight: Tensor) -> Tensor:
-    """Return E[W^2] = W^2 + U, which a pair keeps once it is made."""
+    """Return E[W^2] = W^2 + U."""
     if not isinstance(weight, Moments):
         return settings().square(weight)
-    known: Tensor | None = getattr(weight, "second", None)
-    if known is None:
-        known = torch.addcmul(weight.variance, weight.centre, weight.centre)
-        weight.second = known  # type: ignore[attr-defined]
-    return known
+    found: Tensor = weight.kept("second", lambda w: torch.addcmul(w.variance, w.centre, w.centre))
+    return found
 
 
 def _product(
@@ -31,35 +29,60 @@ def _product(
     """Return mean and variance of a map that is linear in its input and its weight.
 
     Var = U m^2 + (W^2 + U) v + var b, with independent W (mean W, variance U) and x (mean m, variance v). Also returns
-    the first term, which is what the weights alone cause.
+    what the weights alone cause, the first term, summed for each example.
     """
     of_bias = bias.variance if isinstance(bias, Moments) else None
     mean = operation(centre(x), centre(weight), centre(bias))
-    variance, of_weight = None, None
+    variance, caused = None, None
     if isinstance(weight, Moments):
-        variance = of_weight = operation(centre(x).square(), weight.variance, of_bias)
+        variance = operation(centre(x).square(), weight.variance, None)
+        caused = variance.flatten(1).sum(1) if variance.ndim > 2 else None
     if isinstance(x, Moments):
-        incoming = operation(x.variance, _second(weight), of_bias if variance is None else None)
-        variance = incoming if variance is None else variance + incoming
-    if variance is None:
-        assert of_bias is not None
-        shape = (-1, *(1,) * (mean.ndim - 2)) if operation is not functional.linear else (-1,)
-        variance = of_bias.reshape(shape).expand_as(mean).clone()
-    return mean, variance, of_weight
+        incoming = operation(x.variance, _second(weight), None)
+        variance = incoming if variance is None else variance.add_(incoming)
+    if of_bias is not None:
+        of_bias = of_bias if operation is functional.linear else of_bias.reshape(-1, *(1,) * (mean.ndim - 2))
+        variance = of_bias.expand_as(mean).clone() if variance is None else variance.add_(of_bias)
+    assert variance is not None
+    return mean, variance, caused
+
+
+def _factored(x: Tensor, weight: Moments, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None] | None:
+    """Return the same of x W' + b where U = r c': Var = r (c . (m^2 + v)) + W^2 v + var b."""
+    known = weight.kept("factors", lambda w: factors(w.variance))
+    if known is None:
+        return None
+    row, column = known
+    mean = functional.linear(centre(x), centre(weight), centre(bias))
+    own = centre(x).square() @ column
+    caused = own.flatten(1).sum(1) * row.sum() if mean.ndim > 2 else None
+    of_bias = bias.variance if isinstance(bias, Moments) else None
+    if isinstance(x, Moments):
+        square = weight.kept("square", lambda w: w.centre.square())
+        variance = functional.linear(x.variance, square, of_bias)
+        return mean, variance.addcmul_((own + x.variance @ column)[..., None], row), caused
+    variance = own[..., None] * row
+    return mean, variance if of_bias is None else variance.add_(of_bias), caused
 
 
 @moment_rule(functional.linear)
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Moments:
-    mean, variance, of_weight = _product(functional.linear, input, weight, bias)
-    found = Moments.make(mean, variance)
+    found = _factored(input, weight, bias) if isinstance(weight, Moments) else None
+    mean, variance, caused = found or _product(functional.linear, input, weight, bias)
+    made = Moments.make(mean, variance)
     if mean.ndim < 3:
-        found.shared = input.shared if isinstance(input, Moments) else None
-        return found
-    new = None if of_weight is None else weight_share(centre(input), weight.variance.sum(0), -1)  # type: ignore[attr-defined]
-    found.shared = combined_share(input, new, of_weight, variance)
+        made.shared = input.shared if isinstance(input, Moments) else None
+        return made
+    new = None
+    if isinstance(weight, Moments) and caused is not None:
+        columns = weight.kept("columns", lambda w: w.variance.sum(0))
+        positions = mean[0, ..., 0].numel()
+        common = centre(input).flatten(1, -2).mean(1).square() @ columns
+        new = common_part(common, caused / positions, positions)
+    made.shared = combined_share(input, new, caused, variance)
     if mean.ndim == 3:
-        found.source = Source(input, weight, bias, torch.empty(mean.shape, device="meta"))
-    return found
+        made.source = Source(input, weight, bias, torch.empty(mean.shape, device="meta"))
+    return made
 
 
 @moment_rule(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm, torch.bmm, Tensor.bmm)
@@ -94,15 +117,15 @@ def _convolution(function: Callable[..., Tensor], *, transposed: bool) -> Callab
         def operation(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
             return function(x, w, b, *args, **options)
 
-        mean, variance, of_weight = _product(operation, input, weight, bias)
+        mean, variance, caused = _product(operation, input, weight, bias)
         new = None
-        if of_weight is not None:
+        if caused is not None:
             others = [dim for dim in range(weight.ndim) if dim != (0 if transposed else 1)]
             channels = weight.variance.sum(others)  # type: ignore[attr-defined]
             # A transposed weight has all input channels; a grouped one those of a group.
             groups = centre(input).shape[1] // len(channels)
             new = weight_share(centre(input), channels.repeat(max(1, groups)), 1)
-        return Moments.make(mean, variance, combined_share(input, new, of_weight, variance))
+        return Moments.make(mean, variance, combined_share(input, new, caused, variance))
 
     return rule
 
@@ -137,23 +160,24 @@ def weight_share(x: Tensor, weights: Tensor, dim: int) -> Tensor:
     """Return which part of the variance that random weights cause is common to all positions, (B,).
 
     Two positions t, t' that share a weight with variances u have the covariance sum_j u_j x_tj x_t'j. Its mean over all
-    pairs, over its mean for t = t', is c = sum_j u_j (mean_t x_tj)^2 / sum_j u_j mean_t x_tj^2, and without the pairs
-    t = t' of T positions it is (T c - 1) / (T - 1).
+    pairs, over its mean for t = t', is c = sum_j u_j (mean_t x_tj)^2 / sum_j u_j mean_t x_tj^2.
     """
     flat = x.movedim(dim, -1).reshape(x.shape[0], -1, x.shape[dim])
-    common = flat.mean(1).square() @ weights
-    each = flat.square().mean(1) @ weights
-    number = flat.shape[1]
+    return common_part(flat.mean(1).square() @ weights, flat.square().mean(1) @ weights, flat.shape[1])
+
+
+def common_part(common: Tensor, each: Tensor, number: int) -> Tensor:
+    """Return the part without the pairs t = t' of T positions, (T c - 1) / (T - 1), from c = common / each."""
     share = common / each.clamp_min(torch.finfo(each.dtype).tiny)
     return (number * share - 1) / (number - 1) if number > 1 else torch.zeros_like(share)
 
 
-def combined_share(x: Tensor, new: Tensor | None, of_weight: Tensor | None, variance: Tensor) -> Tensor | None:
+def combined_share(x: Tensor, new: Tensor | None, caused: Tensor | None, variance: Tensor) -> Tensor | None:
     """Return the common part of a sum of what came in and what the weights add, in proportion to their variances."""
     before = x.shared if isinstance(x, Moments) else None
-    if new is None or of_weight is None:
+    if new is None or caused is None:
         return before
     if not isinstance(x, Moments):
         return new
-    weight = of_weight.flatten(1).sum(1) / variance.flatten(1).sum(1).clamp_min(torch.finfo(variance.dtype).tiny)
+    weight = caused / variance.flatten(1).sum(1).clamp_min(torch.finfo(variance.dtype).tiny)
     return weight * new + (1 - weight) * (0.0 if before is None else before)

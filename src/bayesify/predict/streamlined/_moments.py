@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -41,10 +41,12 @@ class Settings:
 
     Attributes:
         first_order: Linearise them at the mean; else match mean and variance of their outputs.
+        covariance: Carry covariances, for stacks of linear layers and activations.
         squares: Squares of weights that are not random, by identity, with the version that they were made of.
     """
 
     first_order: bool = False
+    covariance: bool = False
     squares: dict[int, tuple[Tensor, int, Tensor]] = field(default_factory=dict)
 
     def square(self, weight: Tensor) -> Tensor:
@@ -104,6 +106,13 @@ class Moments(Tensor):
         """Return another pair of the same examples."""
         return Moments.make(centre, variance, self.shared)
 
+    def kept(self, name: str, make: Callable[[Moments], Any]) -> Any:
+        """Return what is made of a random weight once, for all passes."""
+        known = self.__dict__.setdefault("_kept", {})
+        if name not in known:
+            known[name] = make(self)
+        return known[name]
+
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -111,6 +120,8 @@ class Moments(Tensor):
         """Run an operation by its rule."""
         options = dict(kwargs or {})
         rule = _RULES.get(func)
+        if settings().covariance and not is_metadata(func):
+            return _independent(func, args, options)
         if rule is not None:
             result = rule(*args, **options)
             if result is not NotImplemented:
@@ -163,6 +174,28 @@ class Source:
     weight: Tensor
     bias: Tensor | None
     index: Tensor
+
+
+def _independent(func: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Run an operation that leaves independent entries independent; a linear one makes them a `Joint`."""
+    from bayesify.predict.streamlined._joint import joint_linear
+
+    linear = func is torch.nn.functional.linear and args[0].ndim == 2
+    if linear and isinstance(args[0], Moments):
+        return joint_linear(*args, **options)
+    pairs = [value for value in (*args, *options.values()) if isinstance(value, Moments)]
+    if linear or (len(pairs) == 1 and args[0] is pairs[0] and _alone(func)):
+        with using(replace(settings(), covariance=False)):
+            return func(*args, **options)
+    raise NoRuleError(_operation(func))
+
+
+def _alone(func: Callable[..., Any]) -> bool:
+    """Return whether an operation acts on single entries."""
+    from bayesify.predict.streamlined._elementwise import _pointwise
+
+    name = name_of(func).strip("_")
+    return _pointwise(func) or name in ("dropout", "contiguous", "clone", "detach", "relu6", "hardswish", "hardtanh")
 
 
 def _operation(func: Callable[..., Any]) -> str:
