@@ -24,7 +24,7 @@ from bayesify.prediction import ClassificationPrediction, Prediction, Regression
 __all__ = ["fit_variance_scale", "prediction_nll"]
 
 Found = list[tuple[list[OutputMoments], Tensor]]
-SWEEPS = 2  # over the layers
+SWEEPS = 4  # over the layers
 LOWEST, HIGHEST = math.log(1e-4), math.log(1e4)
 
 
