@@ -95,7 +95,7 @@ def _product_share(one: Any, other: Any, mean: Tensor, variance: Tensor) -> Tens
         dims = [dim for dim, size in enumerate(aligned.shape) if size > 1]
         if len(dims) == 1 and dims[0] > 0:
             new = weight_share(centre(x), aligned.flatten(), dims[0])
-            return combined_share(x, new, aligned * centre(x).square(), variance)
+            return combined_share(x, new, (aligned * centre(x).square()).flatten(1).sum(1), variance)
     return joint_share(one, other)
 
 
