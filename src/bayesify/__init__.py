@@ -6,7 +6,7 @@ from bayesify.convert import convert
 from bayesify.evaluate import Evaluation, evaluate
 from bayesify.fit import History, fit
 from bayesify.likelihoods import Bernoulli, Categorical, Custom, Gaussian, Likelihood
-from bayesify.methods import MAP, SWAG, DeepEnsemble, MCDropout, Method, ensemble, methods
+from bayesify.methods import MAP, SGLD, SWAG, DeepEnsemble, MCDropout, Method, ensemble, methods, sample_bank
 from bayesify.posteriors import Posterior
 from bayesify.predict import predict
 from bayesify.prediction import ClassificationPrediction, Prediction, RegressionPrediction
@@ -14,6 +14,7 @@ from bayesify.storage import load, save
 
 __all__ = [
     "MAP",
+    "SGLD",
     "SWAG",
     "Bernoulli",
     "Categorical",
@@ -40,6 +41,7 @@ __all__ = [
     "measure",
     "methods",
     "predict",
+    "sample_bank",
     "save",
 ]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
-from bayesify import MAP, SWAG, DeepEnsemble, MCDropout, Method, Posterior
+from bayesify import MAP, SGLD, SWAG, DeepEnsemble, MCDropout, Method, Posterior
 
 CLASSES = 3
 
@@ -51,6 +51,11 @@ CASES = (
     Case(
         SWAG(rank=2, num_draws=4, epochs=3, snapshots_per_epoch=2, lr=0.1),
         SWAG(rank=2, num_draws=4, scale=0.0),
+        any_draws=False,
+    ),
+    Case(
+        SGLD(num_samples=4, epochs=3, lr=0.5, weight_decay=0.0, burn_in=0.3),
+        SGLD(num_samples=4),
         any_draws=False,
     ),
 )

@@ -1,14 +1,18 @@
 """How a posterior is built and learned: one file for each method."""
 
+from bayesify.methods._bank import Bank, sample_bank
 from bayesify.methods._base import Method, Stage, as_method, method_from_dict, methods, register
 from bayesify.methods._deep_ensemble import DeepEnsemble, ensemble
 from bayesify.methods._map import MAP
 from bayesify.methods._mc_dropout import MCDropout
+from bayesify.methods._sgld import SGLD
 from bayesify.methods._swag import SWAG
 
 __all__ = [
     "MAP",
+    "SGLD",
     "SWAG",
+    "Bank",
     "DeepEnsemble",
     "MCDropout",
     "Method",
@@ -18,4 +22,5 @@ __all__ = [
     "method_from_dict",
     "methods",
     "register",
+    "sample_bank",
 ]

@@ -1,16 +1,19 @@
 """What is random: one file for each kind of posterior."""
 
+from bayesify.posteriors._bank import BankPosterior
 from bayesify.posteriors._base import Draw, LossTerms, Posterior, ShapeError
 from bayesify.posteriors._batch_dims import evaluation_mode
 from bayesify.posteriors._dropout import AlphaDropoutNoise, DropoutNoise, NoisePosterior
 from bayesify.posteriors._members import MembersPosterior
-from bayesify.posteriors._noise import Key, Noise
+from bayesify.posteriors._noise import Key, Noise, generator_for
 from bayesify.posteriors._plain import PointPosterior
 from bayesify.posteriors._swag import SWAGPosterior
-from bayesify.posteriors._weights import TensorTree, owners, statistics_names
+from bayesify.posteriors._weights import Codec, TensorTree, owners, statistics_names
 
 __all__ = [
     "AlphaDropoutNoise",
+    "BankPosterior",
+    "Codec",
     "Draw",
     "DropoutNoise",
     "Key",
@@ -24,6 +27,7 @@ __all__ = [
     "ShapeError",
     "TensorTree",
     "evaluation_mode",
+    "generator_for",
     "owners",
     "statistics_names",
 ]
