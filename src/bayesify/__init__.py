@@ -3,6 +3,8 @@
 from bayesify import data, decide, measure
 from bayesify.calibrate import calibrate
 from bayesify.convert import convert
+from bayesify.diagnose import Diagnosis, diagnose
+from bayesify.distill import distill
 from bayesify.evaluate import Evaluation, evaluate
 from bayesify.fit import History, fit
 from bayesify.likelihoods import Bernoulli, Categorical, Custom, Gaussian, Likelihood
@@ -21,6 +23,7 @@ __all__ = [
     "ClassificationPrediction",
     "Custom",
     "DeepEnsemble",
+    "Diagnosis",
     "Evaluation",
     "Gaussian",
     "History",
@@ -34,6 +37,8 @@ __all__ = [
     "convert",
     "data",
     "decide",
+    "diagnose",
+    "distill",
     "ensemble",
     "evaluate",
     "fit",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bayesify.decide.abstainer import Abstainer, Abstention
+from bayesify.decide.acquisition import Round, acquire, active_learning, batch_bald
 from bayesify.decide.detector import Detection, Detector
 
-__all__ = ["Abstainer", "Abstention", "Detection", "Detector"]
+__all__ = ["Abstainer", "Abstention", "Detection", "Detector", "Round", "acquire", "active_learning", "batch_bald"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -71,6 +71,7 @@ class Langevin(Optimizer):
         }
         super().__init__(groups, defaults)
         self.num_data = num_data
+        self._room: tuple[Tensor, ...] = ()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -81,68 +82,91 @@ class Langevin(Optimizer):
                 loss = closure()
         for group in self.param_groups:
             group["step"] += 1
-            for index, weights in enumerate(group["params"]):
-                if weights.grad is None:
-                    continue
-                if group["sampled"]:
-                    self._move(weights, weights.grad, group, f"weights {index}")
-                else:
-                    weights.add_(weights.grad, alpha=-group["lr"] / 2)
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            gradients = [weight.grad for weight in weights]
+            if weights and group["sampled"]:
+                self._move(weights, gradients, group)
+            elif weights:
+                torch._foreach_add_(weights, gradients, alpha=-group["lr"] / 2)
         return loss
 
-    def _move(self, weights: Tensor, gradient: Tensor, group: dict[str, Any], site: str) -> None:
-        num_data, kind = int(self.num_data), group["kind"]
+    def _move(self, weights: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> None:
+        num_data, kind, friction = int(self.num_data), group["kind"], group["friction"]
         if num_data < 1:
             raise ValueError("The number of data is unknown. Call posterior.loss(batch, num_data=n) before the step.")
         prior_std = group["prior_std"]
         decay = group["weight_decay"] if prior_std is None else 1 / (num_data * prior_std**2)
         half = group["lr"] / 2
         scale = math.sqrt(group["temperature"] * group["lr"] / num_data)
-        noise = None
-        if scale > 0:
-            generator = generator_for(Key(group["seed"], group["step"]), site, weights.device)
-            noise = standard_normal(weights, generator)
+        noise = self._noise(weights, group) if scale > 0 else None
         if kind == "sgld":
-            weights.mul_(1 - half * decay).add_(gradient, alpha=-half)
+            if decay:
+                torch._foreach_mul_(weights, 1 - half * decay)
+            torch._foreach_add_(weights, gradients, alpha=-half)
             if noise is not None:
-                weights.add_(noise, alpha=scale)
-            return
-        state = self.state[weights]
-        if not state:
-            state["square" if kind == "psgld" else "velocity"] = torch.zeros_like(weights)
-        if kind == "sghmc":
-            velocity = state["velocity"]
-            velocity.mul_(1 - group["friction"]).add_(gradient, alpha=-half).add_(weights, alpha=-half * decay)
+                torch._foreach_add_(weights, noise, alpha=scale)
+        elif kind == "sghmc":
+            velocities = self._states(weights, "velocity")
+            torch._foreach_mul_(velocities, 1 - friction)
+            torch._foreach_add_(velocities, gradients, alpha=-half)
+            torch._foreach_add_(velocities, weights, alpha=-half * decay)
             if noise is not None:
-                velocity.add_(noise, alpha=scale * math.sqrt(group["friction"]))
-            weights.add_(velocity)
-            return
-        square = state["square"]
-        if group["adapt_steps"] is None or group["step"] <= group["adapt_steps"]:
-            # From the first gradient on, not from zero, which would make the first steps enormous.
-            keep = 0.99 if group["step"] > 1 else 0.0
-            square.mul_(keep).addcmul_(gradient, gradient, value=1 - keep)
-        precondition = square.sqrt().add_(1e-5).reciprocal_()
-        drift = gradient.add(weights, alpha=decay).mul_(precondition)
-        weights.add_(drift, alpha=-half)
-        if noise is not None:
-            weights.addcmul_(noise, precondition.sqrt_(), value=scale)
+                torch._foreach_add_(velocities, noise, alpha=scale * math.sqrt(friction))
+            torch._foreach_add_(weights, velocities)
+        else:
+            squares = self._states(weights, "square")
+            if group["adapt_steps"] is None or group["step"] <= group["adapt_steps"]:
+                # From the first gradient on, not from zero, which would make the first steps enormous.
+                keep = 0.99 if group["step"] > 1 else 0.0
+                torch._foreach_mul_(squares, keep)
+                torch._foreach_addcmul_(squares, gradients, gradients, value=1 - keep)
+            for index, weight in enumerate(weights):
+                precondition = squares[index].sqrt().add_(1e-5).reciprocal_()
+                weight.addcmul_(gradients[index].add(weight, alpha=decay), precondition, value=-half)
+                if noise is not None:
+                    weight.addcmul_(noise[index], precondition.sqrt_(), value=scale)
+
+    def _noise(self, weights: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
+        """Return standard normals for all weights, drawn together."""
+        sizes = [weight.numel() for weight in weights]
+        dtype = functools.reduce(torch.promote_types, [weight.dtype for weight in weights])
+        generator = generator_for(Key(group["seed"], group["step"]), "weights", weights[0].device)
+        self._room = standard_normal(sum(sizes), generator, dtype, self._room)
+        pieces = zip(torch.split(self._room[-1], sizes), weights, strict=True)
+        return [piece.view(weight.shape).to(weight.dtype) for piece, weight in pieces]
+
+    def _states(self, weights: list[Tensor], name: str) -> list[Tensor]:
+        for weight in weights:
+            if name not in self.state[weight]:
+                self.state[weight][name] = torch.zeros_like(weight)
+        return [self.state[weight][name] for weight in weights]
 
 
-def standard_normal(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Return standard normal numbers in a tensor's shape.
+def standard_normal(
+    size: int, generator: torch.Generator, dtype: torch.dtype = torch.float32, room: Sequence[Tensor] = ()
+) -> tuple[Tensor, ...]:
+    """Make standard normal numbers, the last of the tensors that are returned; the others are room for the next call.
 
     Many numbers in single precision on a CPU are looked up in a table of 65,536 equally probable normal quantiles by 16
     random bits each, scaled to variance one: half the time of `normal_`, whose cost is its 32-bit uniform numbers. The
     largest is 4.2; a sum of a few, which every state of a chain is, cannot be told from a sum of normals.
+
+    >>> standard_normal(4, torch.Generator().manual_seed(0))[-1].shape
+    torch.Size([4])
     """
-    if like.device.type != "cpu" or like.dtype != torch.float32 or like.numel() < FEW:
-        return torch.empty_like(like).normal_(generator=generator)
-    per_word = 64 // BITS
-    words = torch.empty(-(-like.numel() // per_word), dtype=torch.int64)
+    known = room and room[-1].numel() == size and room[-1].dtype == dtype and room[-1].device == generator.device
+    if generator.device.type != "cpu" or dtype != torch.float32 or size < FEW:
+        made = room[-1] if known else torch.empty(size, dtype=dtype, device=generator.device)
+        return (made.normal_(generator=generator),)
+    if known:
+        words, index, made = room
+    else:  # memory of this size that is new in each step costs as much as the numbers
+        words = torch.empty(-(-size * BITS // 64), dtype=torch.int64)
+        index, made = torch.empty(size, dtype=torch.int32), torch.empty(size)
     words.random_(-(2**63), None, generator=generator)
-    index = words.view(torch.int16)[: like.numel()].to(torch.int32).add_(2 ** (BITS - 1))
-    return _quantiles().index_select(0, index).view(like.shape)
+    index.copy_(words.view(torch.int16)[:size]).add_(2 ** (BITS - 1))
+    torch.index_select(_quantiles(), 0, index, out=made)
+    return words, index, made
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from bayesify.methods._bank import DTYPES, Storage, check_storage
 from bayesify.methods._base import Method, Stage, register
 from bayesify.methods._deep_ensemble import Start, start_member
 from bayesify.methods._langevin import Kind, Langevin
-from bayesify.posteriors import BankPosterior, Codec, LossTerms, Posterior
+from bayesify.posteriors import BankPosterior, LossTerms, Posterior
 
 __all__ = ["SGLD"]
 
@@ -110,7 +110,6 @@ class SGLD(Method):
         size = self.chains * self.num_samples
         names, table = select_parameters(network, selection, how=f"{self.kind}, {size} samples")
         require_something(table, network, "SGLD", "parameters that are not frozen")
-        codec = Codec(network, names)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             starts = [start_member(network, names, self.start, self.perturb_std) for _ in range(self.chains)]
@@ -119,7 +118,7 @@ class SGLD(Method):
             self,
             names=names,
             size=size,
-            chains=[codec.join(start) for start in starts],
+            chains=starts,
             dtype=DTYPES[self.storage] if self.storage else None,
         )
         posterior.conversion = table
@@ -141,7 +140,7 @@ class SGLD(Method):
         return [
             Stage(
                 f"chain {index + 1}/{self.chains}" if self.chains > 1 else self.name,
-                [{"params": [chain], "num_data": posterior.num_data}, *plain],
+                [{"params": list(chain.parameters()), "num_data": posterior.num_data}, *plain],
                 partial(posterior.chain, index),
             )
             for index, chain in enumerate(posterior.chains)
@@ -186,14 +185,14 @@ class SGLD(Method):
                 self._warn_if_short(posterior, total_steps)
             posterior.counts[chain] = 0  # a second fit replaces the samples of the first
         if step in sample_steps(self, total_steps):
-            posterior.append(posterior.chains[chain], chain=chain)
+            posterior.append(posterior.codec.join(posterior.chain_tensors(chain)), chain=chain)
 
     def finish(self, posterior: Posterior, loader: Iterable[Any], progress: Callable[..., Any]) -> None:
         """Re-estimate batch-normalisation statistics; a chain that ended before its first sample gives its end."""
         assert isinstance(posterior, BankPosterior)
         for index, count in enumerate(posterior.counts.tolist()):
             if count == 0:
-                posterior.append(posterior.chains[index], chain=index)
+                posterior.append(posterior.codec.join(posterior.chain_tensors(index)), chain=index)
         posterior.refresh_statistics(loader, max_batches=self.statistics_batches, progress=progress)
 
     def _warn_if_short(self, posterior: BankPosterior, total_steps: int) -> None:

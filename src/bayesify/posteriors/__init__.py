@@ -8,6 +8,7 @@ from bayesify.posteriors._members import MembersPosterior
 from bayesify.posteriors._noise import Key, Noise, generator_for
 from bayesify.posteriors._plain import PointPosterior
 from bayesify.posteriors._swag import SWAGPosterior
+from bayesify.posteriors._vectors import GeneratorPosterior, MixturePosterior, VectorPosterior, make_generator
 from bayesify.posteriors._weights import Codec, TensorTree, owners, statistics_names
 
 __all__ = [
@@ -16,9 +17,11 @@ __all__ = [
     "Codec",
     "Draw",
     "DropoutNoise",
+    "GeneratorPosterior",
     "Key",
     "LossTerms",
     "MembersPosterior",
+    "MixturePosterior",
     "Noise",
     "NoisePosterior",
     "PointPosterior",
@@ -26,8 +29,10 @@ __all__ = [
     "SWAGPosterior",
     "ShapeError",
     "TensorTree",
+    "VectorPosterior",
     "evaluation_mode",
     "generator_for",
+    "make_generator",
     "owners",
     "statistics_names",
 ]

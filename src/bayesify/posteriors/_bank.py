@@ -15,7 +15,7 @@ from bayesify._tree import batch_rows, call
 from bayesify.posteriors._base import Posterior
 from bayesify.posteriors._noise import Key, ShapeError
 from bayesify.posteriors._statistics import estimate_statistics, statistics_rows, statistics_tree
-from bayesify.posteriors._weights import Codec, batch_norms, owners
+from bayesify.posteriors._weights import Codec, TensorTree, batch_norms, owners
 
 if TYPE_CHECKING:
     from bayesify.methods import Method
@@ -43,7 +43,8 @@ class BankPosterior(Posterior):
         method: How the samples are made.
         names: The random parameters, in the order of the columns.
         size: The number M of rows that there is room for.
-        chains: Start of each chain, (D,), which a sampler moves; empty for a bank that is complete.
+        chains: For each chain, the parameters by name that it begins with and a sampler moves; empty for a bank that
+            is complete.
         dtype: Of the matrix; None takes the parameters' own.
     """
 
@@ -59,7 +60,7 @@ class BankPosterior(Posterior):
         *,
         names: list[str],
         size: int,
-        chains: Sequence[Tensor] = (),
+        chains: Sequence[Mapping[str, Tensor]] = (),
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(network, method)
@@ -74,7 +75,9 @@ class BankPosterior(Posterior):
         self.register_buffer("num_data", torch.zeros((), dtype=torch.long, device=device))
         self.register_buffer("fresh_statistics", torch.ones(2, dtype=torch.bool, device=device))  # mean's, rows'
         self.statistics = statistics_tree(network, size + 1)
-        self.chains = nn.ParameterList(nn.Parameter(start.detach().clone()) for start in chains)
+        self.chains = nn.ModuleList(
+            TensorTree({name: nn.Parameter(start[name].detach().clone()) for name in names}) for start in chains
+        )
         self.default_samples = min(size, MOST_SAMPLES)
         self._average: tuple[Any, Tensor] | None = None
 
@@ -126,6 +129,12 @@ class BankPosterior(Posterior):
             estimate_statistics(self.network, self.codec.split(weights), statistics, loader, max_batches=max_batches)
         self.fresh_statistics.fill_(True)
 
+    def chain_tensors(self, index: int) -> dict[str, Tensor]:
+        """Return the present state of a chain, by name."""
+        tree = self.chains[index]
+        assert isinstance(tree, TensorTree)
+        return tree.as_dict()
+
     @contextmanager
     def chain(self, index: int) -> Iterator[BankPosterior]:
         """Run with the present state of a chain for a while, which is what a sampler moves."""
@@ -146,7 +155,7 @@ class BankPosterior(Posterior):
         """Return the weights, and their statistics, for the present mode."""
         noise = self.noise
         if self.chains and (len(self) == 0 or (noise.member is not None and not noise.keys)):
-            return self.codec.split(self.chains[noise.member or 0])
+            return self.chain_tensors(noise.member or 0)
         if noise.silent:
             return self.codec.split(self.average()) | statistics_rows(self.network, self.statistics, 0)
         key = noise.keys[0] if noise.keys else self.keys(1, int(torch.randint(2**31, ())))[0]
@@ -171,7 +180,8 @@ class BankPosterior(Posterior):
         return output
 
     def _vectorised(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], keys: Sequence[Key]) -> Tensor:
-        rows = [key.index % len(self.samples) for key in keys]
+        size = len(self.samples)
+        rows = [key.index % size for key in keys]
         weights, statistics = _take(self.samples, rows), self.statistics.as_dict()
         tensors = self.codec.split(weights.to(self._dtype()))
         tensors |= {name: _take(stats, [row + 1 for row in rows]) for name, stats in statistics.items()}
@@ -196,7 +206,8 @@ class BankPosterior(Posterior):
             )
         count = min(self._count(num_samples), len(rows))
         offset = torch.rand((), generator=torch.Generator().manual_seed(seed), dtype=torch.float64).item()
-        return [Key(0, rows[int((index + offset) * len(rows) / count)]) for index in range(count)]
+        step = len(rows) / count
+        return [Key(0, rows[int((index + offset) * step)]) for index in range(count)]
 
     def _check_mean(self) -> None:
         if len(self.counts) > 1:

@@ -72,10 +72,10 @@ class SWAGPosterior(Posterior):
     # -- learning ---------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def collect(self) -> None:
-        """Add the network's present weights to the moments (Welford's update, exact in one pass)."""
+    def collect(self, weights: Tensor | None = None) -> None:
+        """Add weights, by default the network's present ones, to the moments (Welford's update, exact in one pass)."""
         count = int(self.snapshots) + 1
-        weights = self.codec.flatten(self.network)
+        weights = self.codec.flatten(self.network) if weights is None else weights.to(self.average)
         step = weights - self.average
         if count == 1:  # the pretrained weights were a placeholder
             self.average.copy_(weights)
