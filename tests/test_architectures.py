@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from bayesify import SWAG, DeepEnsemble, MCDropout, convert, predict
+from bayesify import SGLD, SWAG, DeepEnsemble, MCDropout, convert, predict
 from bayesify.methods import methods
 from tests.torchvision_stub import import_torchvision
 
@@ -108,20 +108,25 @@ def configuration(name, network):
         return MCDropout() if any(rates) else MCDropout(p=0.2, insert_before="linear")
     if name == "swag":
         return SWAG(rank=2, num_draws=3)
+    if name == "sgld":
+        return SGLD(num_samples=3)
     if name == "deep-ensemble":
         return DeepEnsemble(members=3, start="perturbed")
     return methods()[name].example()
 
 
 def fit_a_little(posterior, inputs):
-    """Let a SWAG posterior see some snapshots, so that its draws differ."""
-    if not hasattr(posterior, "collect"):
+    """Let a SWAG posterior or a bank see some snapshots, so that its draws differ."""
+    if not hasattr(posterior, "collect") and not hasattr(posterior, "append"):
         return
     for _ in range(3):
         with torch.no_grad():
             for parameter in posterior.network.parameters():
                 parameter.add_(0.05 * torch.randn_like(parameter) * parameter.std(correction=0))
-        posterior.collect()
+        if hasattr(posterior, "collect"):
+            posterior.collect()
+        else:
+            posterior.append(posterior.codec.flatten(posterior.network))
     batch = {**inputs, "labels": torch.zeros(3)} if isinstance(inputs, dict) else (torch.randn(16, 3, 32, 32), None)
     posterior.refresh_statistics([batch])
 
@@ -135,7 +140,7 @@ def test_convert_and_predict(architecture, name):
     modules = dict(network.named_modules())
 
     # Millions of random weights would only take time.
-    include = ["conv1", "fc"] if "resnet" in architecture and name in ("swag", "deep-ensemble") else None
+    include = ["conv1", "fc"] if "resnet" in architecture and name in ("swag", "deep-ensemble", "sgld") else None
     posterior = convert(network, configuration(name, network), include=include)
     fit_a_little(posterior, inputs)
     prediction = predict(posterior, inputs, num_samples=3, seed=4, keep_samples=True)

@@ -100,8 +100,8 @@ class SGLD(Method):
 
     @classmethod
     def example(cls) -> SGLD:
-        """Return a short run on little data."""
-        return cls(epochs=80, num_samples=20, lr=0.1, weight_decay=0.05, statistics_batches=10)
+        """Return a short, cold run: a few hundred data say little about tens of thousands of weights."""
+        return cls(epochs=80, num_samples=20, lr=0.2, prior_std=0.5, temperature=0.01, statistics_batches=10)
 
     # -- building -----------------------------------------------------------------------------------------------
 
