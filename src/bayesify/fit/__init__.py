@@ -82,6 +82,7 @@ def fit(
     Example:
         >>> import torch
         >>> from bayesify import MAP, convert, fit
+        >>> _ = torch.manual_seed(0)
         >>> data = torch.utils.data.TensorDataset(torch.eye(4).repeat(8, 1), torch.arange(32) % 4 % 3)
         >>> loader = torch.utils.data.DataLoader(data, batch_size=8)
         >>> history = fit(convert(torch.nn.Linear(4, 3), MAP()), loader, epochs=2, progress=False)
