@@ -9,6 +9,8 @@ from bayesify import measure
 from bayesify.calibrate import calibrate
 from bayesify.check import Check, check
 from bayesify.convert import convert
+from bayesify.diagnose import Diagnosis, diagnose
+from bayesify.distill import distill
 from bayesify.evaluate import Evaluation, evaluate
 from bayesify.fit import History, fit
 from bayesify.likelihoods import Bernoulli, Categorical, Custom, Gaussian, Likelihood
@@ -16,6 +18,7 @@ from bayesify.methods import (
     ABNN,
     IBNN,
     MAP,
+    SGLD,
     SWAG,
     BayesAdapter,
     DeepEnsemble,
@@ -25,6 +28,7 @@ from bayesify.methods import (
     UncertaintyRegulariser,
     ensemble,
     methods,
+    sample_bank,
 )
 from bayesify.posteriors import Posterior
 from bayesify.predict import predict
@@ -39,6 +43,7 @@ __all__ = [
     "ABNN",
     "IBNN",
     "MAP",
+    "SGLD",
     "SWAG",
     "BayesAdapter",
     "Bernoulli",
@@ -47,6 +52,7 @@ __all__ = [
     "ClassificationPrediction",
     "Custom",
     "DeepEnsemble",
+    "Diagnosis",
     "Evaluation",
     "FeaturePrediction",
     "Gaussian",
@@ -64,6 +70,8 @@ __all__ = [
     "convert",
     "data",
     "decide",
+    "diagnose",
+    "distill",
     "ensemble",
     "evaluate",
     "fit",
@@ -73,6 +81,7 @@ __all__ = [
     "methods",
     "predict",
     "report",
+    "sample_bank",
     "save",
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bayesify.decide.abstainer import Abstainer, Abstention
+from bayesify.decide.acquisition import Round, acquire, active_learning, batch_bald
 from bayesify.decide.attacks import (
     PredictiveNetwork,
     disagreement_avoided,
@@ -19,6 +20,10 @@ __all__ = [
     "Detection",
     "Detector",
     "PredictiveNetwork",
+    "Round",
+    "acquire",
+    "active_learning",
+    "batch_bald",
     "disagreement_avoided",
     "features_moved",
     "fgsm",

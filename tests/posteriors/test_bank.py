@@ -1,0 +1,202 @@
+"""A bank: rows of weights, one by one and together, stored in any precision, taken from any posterior."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+from torch.utils.data import DataLoader, TensorDataset
+
+import bayesify
+from bayesify import SWAG, DeepEnsemble, MCDropout, sample_bank
+from bayesify.methods import Bank
+from bayesify.posteriors import BankPosterior
+
+EXACT = {"rtol": 1e-11, "atol": 1e-12}
+
+
+def mlp(batch_norm: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    norm = [nn.BatchNorm1d(6)] if batch_norm else []
+    return nn.Sequential(nn.Linear(4, 6), *norm, nn.ReLU(), nn.Linear(6, 3)).double().eval()
+
+
+def filled(network: nn.Module, size: int = 12, storage: str | None = None) -> BankPosterior:
+    bank = bayesify.convert(network, Bank(num_samples=size, storage=storage))
+    for row in torch.randn(size, bank.samples.shape[1], dtype=torch.float64):
+        bank.append(row)
+    return bank
+
+
+X = torch.randn(5, 4, dtype=torch.float64)
+
+
+def plain(bank: BankPosterior, rows: list[int], x: torch.Tensor = X) -> torch.Tensor:
+    """Put each row into a network by hand."""
+    network, outputs = mlp(), []
+    for row in rows:
+        nn.utils.vector_to_parameters(bank.samples[row].double(), network.parameters())
+        outputs.append(network(x).detach())
+    return torch.stack(outputs)
+
+
+def test_draws_are_rows():
+    bank = filled(mlp())
+    keys = bank.keys(12, seed=0)
+    assert [key.index for key in keys] == list(range(12))
+    assert_close(torch.cat([bank.evaluate(X, [key]) for key in keys]), plain(bank, range(12)), **EXACT)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 5, 12])
+def test_vectorised_passes_are_the_plain_ones(number: int):
+    bank = filled(mlp())
+    keys = bank.keys(number, seed=3)
+    assert bank.folds
+    assert_close(bank.evaluate(X, keys), plain(bank, [key.index for key in keys]), **EXACT)
+
+
+def test_predictions_average_rows():
+    bank = filled(mlp())
+    expected = plain(bank, range(12)).softmax(-1)
+    prediction = bayesify.predict(bank, X, seed=0, keep_samples=True)
+    assert_close(prediction.probs, expected.mean(0), **EXACT)
+    assert_close(prediction.samples, expected, **EXACT)
+
+
+def test_chunks_of_weights(monkeypatch: pytest.MonkeyPatch):
+    bank = filled(mlp())
+    whole = bank.evaluate(X, bank.keys(12, seed=0))
+    monkeypatch.setattr("bayesify.posteriors._bank.TOGETHER", 2 * bank.samples.shape[1])
+    assert_close(bank.evaluate(X, bank.keys(12, seed=0)), whole, **EXACT)
+
+
+def test_networks_with_convolutions_are_not_vectorised():
+    network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3)).double()
+    bank = filled(network)
+    assert not bank.folds
+    last = bayesify.convert(network, Bank(num_samples=2), include="2")
+    assert last.folds
+
+
+def test_fewer_draws_are_at_equal_distances():
+    bank = filled(mlp())
+    seen = set()
+    for seed in range(20):
+        index = torch.tensor([key.index for key in bank.keys(4, seed)])
+        assert (index.diff() == 3).all()
+        seen.add(int(index[0]))
+    assert seen == {0, 1, 2}
+
+
+def test_the_mean_is_the_average_of_the_rows():
+    bank = filled(mlp())
+    network = mlp()
+    nn.utils.vector_to_parameters(bank.samples.mean(0), network.parameters())
+    with bank.mean():
+        assert_close(bank(X), network(X), **EXACT)
+    with torch.no_grad():
+        bank.samples.mul_(2)  # the average is remembered, and must not be after this
+    nn.utils.vector_to_parameters(bank.samples.mean(0), network.parameters())
+    with bank.mean():
+        assert_close(bank(X), network(X), **EXACT)
+
+
+@pytest.mark.parametrize("storage", ["float32", "bfloat16", "float16"])
+def test_half_precision_is_for_storage_only(storage: str, tmp_path: Path):
+    bank = filled(mlp(), storage=storage)
+    assert str(bank.samples.dtype) == f"torch.{storage}"
+    keys = bank.keys(12, seed=0)
+    assert bank.evaluate(X, keys).dtype == torch.float64
+    assert_close(bank.evaluate(X, keys), plain(bank, range(12)), **EXACT)
+    bayesify.save(bank, tmp_path / "bank")
+    loaded = bayesify.load(tmp_path / "bank", mlp())
+    assert loaded.samples.dtype == bank.samples.dtype
+    assert torch.equal(loaded.samples, bank.samples)
+
+
+def test_weights_beyond_float16_are_said():
+    bank = bayesify.convert(mlp(), Bank(num_samples=1, storage="float16"))
+    with pytest.raises(ValueError, match="bfloat16 or float32"):
+        bank.append(torch.full((bank.samples.shape[1],), 1e6))
+
+
+def test_a_full_bank_says_so():
+    with pytest.raises(ValueError, match="room for 12"):
+        filled(mlp()).append(torch.zeros(51))
+
+
+def test_a_loaded_bank_can_stay_on_disk(tmp_path: Path):
+    network = mlp()
+    bank = filled(network)
+    bayesify.save(bank, tmp_path / "bank")
+    mapped = bayesify.load(tmp_path / "bank", network, memory_map=True)
+    file = next((tmp_path / "bank").glob("*.safetensors"))
+    content = file.read_bytes()
+    assert torch.equal(mapped.samples, bank.samples)
+    assert_close(bayesify.predict(mapped, X, seed=0).probs, bayesify.predict(bank, X, seed=0).probs, rtol=0, atol=0)
+    mapped.samples.zero_()  # a private copy of the page
+    assert file.read_bytes() == content
+
+
+# -- from other posteriors ----------------------------------------------------------------------------------------
+
+
+def data() -> DataLoader:
+    torch.manual_seed(1)
+    return DataLoader(TensorDataset(torch.randn(16, 4, dtype=torch.float64), torch.arange(16) % 3), batch_size=8)
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize(
+    "method", [SWAG(rank=2, epochs=3, num_draws=5, lr=0.1), DeepEnsemble(members=5, epochs=1)], ids=lambda m: m.name
+)
+def test_a_bank_of_another_posterior_is_its_draws(method: bayesify.Method, batch_norm: bool, tmp_path: Path):
+    network = mlp(batch_norm)
+    posterior = bayesify.convert(network, method)
+    bayesify.fit(posterior, data(), progress=False, accuracy_tolerance=1)
+    posterior.eval()
+    bank = sample_bank(posterior, 5, seed=2)
+    keys = posterior.keys(5, seed=2)
+    expected = torch.cat([posterior.evaluate(X, [key]) for key in keys])
+    assert_close(bank.evaluate(X, bank.keys(5, seed=0)), expected, **EXACT)
+    assert_close(
+        bayesify.predict(bank, X, seed=0).probs, bayesify.predict(posterior, X, num_samples=5, seed=2).probs, **EXACT
+    )
+    keys = bank.keys(5, seed=0)
+    bayesify.save(bank, tmp_path / "bank")
+    loaded = bayesify.load(tmp_path / "bank", network)
+    assert loaded.method == Bank(num_samples=5, source=method.name)
+    assert torch.equal(loaded.eval().evaluate(X, keys), bank.evaluate(X, keys))
+
+
+def test_a_bank_of_a_bank_is_thinned():
+    bank = filled(mlp())
+    thinned = sample_bank(bank, 3, seed=0)
+    rows = [key.index for key in bank.keys(3, seed=0)]
+    assert torch.equal(thinned.samples, bank.samples[rows])
+    assert len(sample_bank(bank, 100)) == 12
+
+
+def test_statistics_of_the_mean_are_estimated_when_asked():
+    network = mlp(batch_norm=True)
+    posterior = bayesify.convert(network, SWAG(rank=2, epochs=2, num_draws=3))
+    bayesify.fit(posterior, data(), progress=False, accuracy_tolerance=1)
+    bank = sample_bank(posterior, 3).eval()
+    with pytest.raises(ValueError, match="refresh_statistics"), bank.mean():
+        pass
+    bank.refresh_statistics(data())
+    with bank.mean():
+        assert bank(X).isfinite().all()
+
+
+def test_noise_in_layers_is_no_weight():
+    network = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3))
+    with pytest.raises(ValueError, match="not in the network's weights"):
+        sample_bank(bayesify.convert(network, MCDropout()), 3)
+
+
+def test_a_bank_is_no_method_to_choose():
+    assert "bank" not in bayesify.methods()
+    with pytest.raises(ValueError, match="There is no method 'bank'"):
+        bayesify.convert(mlp(), "bank")
