@@ -1,33 +1,35 @@
-"""What sampling, banks and distillation cost, as ratios in one run.
+"""What sampling, banks and distillation cost, as multiples in one run.
 
-`python benchmarks/sgld.py` prints, and keeps in `benchmarks/results/sgld.json`:
+`python -m benchmarks.sgld` prints, and keeps in `benchmarks/results/sgld.json`:
 
-- an SGLD step over a plain SGD step, 784-400-400-10, batch 100, beside a minimal hand-written SGLD loop and, if it is
-  installed, the `posteriors` library's;
+- a step of each sampler over a plain SGD step, 784-400-400-10, batch 100, beside a minimal hand-written SGLD loop (the
+  floor) and, where it is installed (`benchmarks/requirements.txt`), the `posteriors` library's;
+- a step of four chains that move together over four steps of one;
 - a prediction over T = 200 samples of a bank over T plain passes, for small networks;
-- a critic step of the published generator (z 32, 3 x 100), plain and in the samples' span, and the storage of both.
+- a generator step with five critic steps of the published generator (z 32, 3 x 100, D = 79,510, 2,000 samples), in the
+  samples' span over one in all weights, and with the penalty by the Gram matrix over one by autograd; and how many
+  networks the generator costs.
 
-Times are of one thread's CPU, the median of interleaved repeats. `--quick` takes small settings, to see that it runs.
+One thread's CPU time, the median of interleaved repeats. `--trial` takes small settings, to see that it runs.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import statistics
-import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 import bayesify
-from bayesify.distill._gan import Game
-from bayesify.distill._reduction import reduce_samples
-from bayesify.methods import Bank
+from bayesify.methods import Bank, _gan
+from bayesify.methods._reduction import reduce_samples
+from benchmarks.timing import keep, medians, seconds
 
 RESULTS = Path(__file__).parent / "results" / "sgld.json"
 N = 50_000
@@ -41,51 +43,57 @@ def mlp(*sizes: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-def medians(functions: dict[str, Callable[[], object]], repeats: int, calls: int) -> dict[str, float]:
-    """Return the CPU seconds of a call of each, the median over interleaved repeats."""
-    for function in functions.values():
-        function(), function()
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(repeats):
-        for name, function in functions.items():
-            began = time.process_time()
-            for _ in range(calls):
-                function()
-            times[name].append((time.process_time() - began) / calls)
-    return {name: statistics.median(values) for name, values in times.items()}
+def repeated(function: Callable[[], object], times: int) -> Callable[[], None]:
+    """Return a function that calls another so many times."""
+
+    def call() -> None:
+        for _ in range(times):
+            function()
+
+    return call
 
 
 def steps(sizes: tuple[int, ...], repeats: int) -> dict[str, float]:
-    """Return step times by sampler, relative to SGD's."""
+    """Return step times by sampler, over SGD's."""
     x, y = torch.randn(100, sizes[0]), torch.randint(sizes[-1], (100,))
     plain, floor = mlp(*sizes), mlp(*sizes)
     sgd = torch.optim.SGD(plain.parameters(), lr=0.05, weight_decay=1e-3)
 
     def plain_step() -> None:
         sgd.zero_grad(set_to_none=True)
-        nn.functional.cross_entropy(plain(x), y).backward()
+        cross_entropy(plain(x), y).backward()
         sgd.step()
 
     def minimal_step() -> None:
         for parameter in floor.parameters():
             parameter.grad = None
-        nn.functional.cross_entropy(floor(x), y).backward()
+        cross_entropy(floor(x), y).backward()
         with torch.no_grad():
             for p in floor.parameters():
+                assert p.grad is not None
                 p.add_(p.grad + 1e-3 * p, alpha=-0.025).add_(torch.randn_like(p), alpha=math.sqrt(0.05 / N))
 
-    functions: dict[str, Callable[[], object]] = {"sgd": plain_step, "a minimal sgld loop": minimal_step}
+    functions: dict[str, Callable[[], object]] = {"SGD": plain_step, "a minimal SGLD loop": minimal_step}
     for kind in ("sgld", "sghmc", "psgld"):
-        functions[kind] = _sampler_step(mlp(*sizes), kind, x, y)
-    functions |= _posteriors_library(mlp(*sizes), x, y)
-    found = medians(functions, repeats, 20)
-    return {name: round(seconds / found["sgd"], 2) for name, seconds in found.items()}
+        functions[kind] = sampler_step(mlp(*sizes), bayesify.SGLD(kind=kind, num_samples=2), x, y)
+    functions |= posteriors_library(mlp(*sizes), x, y)
+    return medians({name: repeated(function, 10) for name, function in functions.items()}, repeats)
 
 
-def _sampler_step(network: nn.Module, kind: str, x: Tensor, y: Tensor) -> Callable[[], object]:
-    posterior = bayesify.convert(network, bayesify.SGLD(kind=kind, num_samples=2))
-    stage = posterior.method.stages(posterior)[0]
-    optimiser = posterior.method.make_optimiser(stage.groups)
+def chains(sizes: tuple[int, ...], repeats: int) -> dict[str, float]:
+    """Return the time of a step of four chains together, over four steps of one."""
+    x, y = torch.randn(100, sizes[0]), torch.randint(sizes[-1], (100,))
+    one = sampler_step(mlp(*sizes), bayesify.SGLD(num_samples=2), x, y)
+    four = sampler_step(mlp(*sizes), bayesify.SGLD(num_samples=2, chains=4, together=True), x, y)
+    found = medians({"one after another": repeated(one, 40), "together": repeated(four, 10)}, repeats)
+    return {"-".join(map(str, sizes)) + ", together": found["together"]}
+
+
+def sampler_step(network: nn.Module, method: bayesify.SGLD, x: Tensor, y: Tensor) -> Callable[[], object]:
+    """Return a step of the first stage."""
+    posterior = bayesify.convert(network, method)
+    stage = method.stages(posterior)[0]
+    optimiser = method.make_optimiser(stage.groups)
 
     def step() -> None:
         optimiser.zero_grad(set_to_none=True)
@@ -96,7 +104,8 @@ def _sampler_step(network: nn.Module, kind: str, x: Tensor, y: Tensor) -> Callab
     return step
 
 
-def _posteriors_library(network: nn.Module, x: Tensor, y: Tensor) -> dict[str, Callable[[], object]]:
+def posteriors_library(network: nn.Module, x: Tensor, y: Tensor) -> dict[str, Callable[[], object]]:
+    """Return a step of the `posteriors` library's SGLD, where it is installed."""
     try:
         import posteriors
     except ImportError:
@@ -106,7 +115,7 @@ def _posteriors_library(network: nn.Module, x: Tensor, y: Tensor) -> dict[str, C
     def log_posterior(weights: dict[str, Tensor], batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         output = torch.func.functional_call(network, weights, (batch[0],))
         prior = posteriors.diag_normal_log_prob(weights, sd_diag=math.sqrt(1 / (N * 1e-3)))
-        return -nn.functional.cross_entropy(output, batch[1]) + prior / N, output
+        return -cross_entropy(output, batch[1]) + prior / N, output
 
     transform = posteriors.sgmcmc.sgld.build(log_posterior, lr=0.025, temperature=1 / N)
     state = [transform.init(parameters)]
@@ -118,7 +127,7 @@ def _posteriors_library(network: nn.Module, x: Tensor, y: Tensor) -> dict[str, C
 
 
 def predictions(repeats: int, draws: int) -> dict[str, float]:
-    """Return the time of a prediction over `draws` samples, relative to as many plain passes."""
+    """Return the time of a prediction over `draws` samples, over as many plain passes."""
     found = {}
     for sizes in ((2, 10, 10, 2), (64, 100, 10), (784, 100, 10)):
         network = mlp(*sizes).eval()
@@ -127,61 +136,76 @@ def predictions(repeats: int, draws: int) -> dict[str, float]:
             bank.append(row)
         for rows in (1, 10, 100, 1000):
             x = torch.randn(rows, sizes[0])
-            with torch.no_grad():
-                times = medians(
-                    {
-                        "plain": lambda: [network(x) for _ in range(draws)],  # noqa: B023
-                        "bank": lambda: bayesify.predict(bank, x, num_samples=draws, seed=0),  # noqa: B023
-                    },
-                    repeats,
-                    2,
-                )
-            found["-".join(map(str, sizes)) + f", batch {rows}"] = round(times["bank"] / times["plain"], 2)
+
+            def plain(network: nn.Module = network, x: Tensor = x) -> None:
+                with torch.no_grad():
+                    for _ in range(draws):
+                        network(x)
+
+            def predict(bank: bayesify.Posterior = bank, x: Tensor = x) -> None:
+                bayesify.predict(bank, x, num_samples=draws, seed=0)
+
+            times = medians({"plain": plain, "bank": predict}, repeats)
+            found["-".join(map(str, sizes)) + f", batch {rows}"] = times["bank"]
     return found
 
 
-def distillation(columns: int, samples: int, hidden: int) -> dict[str, float]:
-    """Return seconds of a generator step (with five critic steps), and of finding the samples' span."""
+def naive_penalty(critic: nn.Sequential, real: Tensor, fake: Tensor, mix: Tensor) -> Tensor:
+    """Return the gradient penalty by autograd through the inputs."""
+    x = torch.lerp(real, fake, mix).requires_grad_()
+    (gradient,) = torch.autograd.grad(critic(x).sum(), x, create_graph=True)
+    return (gradient.norm(dim=1) - 1).square().mean()
+
+
+def distillation(columns: int, samples: int, hidden: int) -> dict[str, Any]:
+    """Return times of a generator step with its five critic steps, and the storage of generator and bank."""
     torch.manual_seed(0)
     bank = 0.05 * torch.randn(samples, columns)
-    began = time.process_time()
-    reduction = reduce_samples(bank)
-    seconds = time.process_time() - began
-    games = {}
-    for name, matrix in (("all weights", bank), ("the samples' span", reduction.coordinates)):
+    found: dict[str, float] = {}
+    reductions: list[Any] = []
+    reducing = seconds(lambda: reductions.append(reduce_samples(bank)))
+    times = {}
+    for name, matrix in (("in all weights", bank), ("in the samples' span", reductions[0].coordinates)):
         random = torch.Generator().manual_seed(0)
-        game = Game(
-            matrix.shape[1], latent=32, hidden=(hidden,) * 3, kind="wgan-gp", batch=100, critic_steps=5, lr=None,
-            like=bank[:0], generator=random,
-        )  # fmt: skip
-        games[name] = lambda game=game, matrix=matrix: game.step(matrix)
-    found = {f"step in {name}, s": round(value, 4) for name, value in medians(games, 3, 1).items()}
+        players = _gan.make_players(matrix.shape[1], 32, (hidden,) * 3, bank, random)
+        game = _gan.Game(*players, random=random)
+        game.step(matrix)
+        times[name] = min(seconds(lambda game=game, matrix=matrix: game.step(matrix)) for _ in range(2))
+        critic, real, mix = players[1], game.real(matrix), torch.rand(game.batch, 1)
+        fake = game.fake().detach()
+        ours = min(
+            seconds(lambda: _gan.gradient_penalty(critic, critic[0](real), critic[0](fake), mix).backward())  # noqa: B023
+            for _ in range(2)
+        )
+        naive = min(seconds(lambda: naive_penalty(critic, real, fake, mix).backward()) for _ in range(2))  # noqa: B023
+        found[f"penalty {name}, by the Gram matrix over by autograd"] = round(ours / naive, 3)
+    whole, span = times.values()
     return {
-        "reduction, s": round(seconds, 2),
+        "a step in the samples' span over one in all weights": round(span / whole, 4),
+        "finding the span, in steps of the first": round(reducing / whole, 2),
         **found,
         "generator, networks": hidden + 1,
         "bank, networks": samples,
+        "minutes of 5,000 steps in the span": round(5000 * span / 60, 2),
     }
 
 
 def main() -> None:
     """Print the ratios and keep them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args().quick
+    parser.add_argument("--trial", action="store_true")
+    trial = parser.parse_args().trial
     torch.set_num_threads(1)
     record = {
-        "step over an SGD step": steps((784, 40, 10) if quick else (784, 400, 400, 10), 3 if quick else 15),
-        "prediction over as many plain passes": predictions(2 if quick else 7, 20 if quick else 200),
-        "distillation": distillation(*((2_000, 50, 10) if quick else (79_510, 2_000, 100))),
+        "steps": steps((784, 40, 10) if trial else (784, 400, 400, 10), 2 if trial else 9),
+        "chains": chains((64, 20, 10) if trial else (64, 100, 10), 2 if trial else 9),
+        "predictions over as many plain passes": predictions(1 if trial else 5, 20 if trial else 200),
+        "distillation": distillation(*((2_000, 50, 10) if trial else (79_510, 2_000, 100))),
     }
-    for title, values in record.items():
-        print(title)
-        for name, value in values.items():
-            print(f"  {name:32}{value}")
-    if not quick:
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps(record, indent=1))
+    if trial:
+        print(record)
+    else:
+        keep(record, RESULTS)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from bayesify import ABNN, SGLD, SWAG, BayesAdapter, DeepEnsemble, Laplace, MCDropout, convert, fit, predict
+from bayesify import ABNN, APD, SGLD, SWAG, BayesAdapter, DeepEnsemble, Laplace, MCDropout, convert, fit, predict
 from bayesify.methods import methods
 from tests.torchvision_stub import import_torchvision
 
@@ -110,6 +110,8 @@ def configuration(name, network):
         return SWAG(rank=2, num_draws=3)
     if name == "sgld":
         return SGLD(num_samples=3)
+    if name == "apd":
+        return APD(num_samples=1, latent=2, hidden=(2,), num_draws=3)
     if name == "deep-ensemble":
         return DeepEnsemble(members=3, start="perturbed")
     if name == "abnn":
@@ -159,7 +161,7 @@ def test_convert_and_predict(architecture, name):
     modules = dict(network.named_modules())
 
     # Millions of random weights would only take time.
-    include = ["conv1", "fc"] if "resnet" in architecture and name in ("swag", "deep-ensemble", "sgld") else None
+    include = ["conv1", "fc"] if "resnet" in architecture and name in ("swag", "deep-ensemble", "sgld", "apd") else None
     posterior = convert(network, configuration(name, network), include=include)
     fit_a_little(posterior, inputs)
     prediction = predict(posterior, inputs, num_samples=3, seed=4, keep_samples=True)

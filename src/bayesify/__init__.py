@@ -16,6 +16,7 @@ from bayesify.fit import History, fit
 from bayesify.likelihoods import Bernoulli, Categorical, Custom, Gaussian, Likelihood
 from bayesify.methods import (
     ABNN,
+    APD,
     IBNN,
     MAP,
     SGLD,
@@ -27,6 +28,7 @@ from bayesify.methods import (
     Method,
     UncertaintyRegulariser,
     ensemble,
+    join_banks,
     methods,
     sample_bank,
 )
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ABNN",
+    "APD",
     "IBNN",
     "MAP",
     "SGLD",
@@ -76,6 +79,7 @@ __all__ = [
     "evaluate",
     "fit",
     "fit_variance_scale",
+    "join_banks",
     "load",
     "measure",
     "methods",

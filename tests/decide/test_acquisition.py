@@ -95,7 +95,8 @@ def test_the_loop_labels_data_set_indices():
     seen: list[list[int]] = []
     scores = {index: index / 20 for index in pool}
 
-    def learn(labelled: list[int]) -> list[int]:
+    def learn(labelled: list[int], before: list[int] | None) -> list[int]:
+        assert before == (seen[-1] if seen else None)
         seen.append(labelled)
         return labelled
 
@@ -110,6 +111,8 @@ def test_the_loop_labels_data_set_indices():
     assert seen == [[4], [4, 12, 10], [4, 12, 10, 8, 6], [4, 12, 10, 8, 6, 2]]
     assert [r.results["labels"] for r in rounds] == [1, 3, 5, 6]
     assert rounds[-1].chosen == ()
+    with pytest.raises(ValueError, match="given twice"):
+        active_learning(learn, None, None, start=[1, 1], pool=pool, num=1, rounds=1)
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,55 @@ def test_a_killed_run_loses_no_sample(kind: str, at: int, tmp_path: Path):
     assert whole.counts.tolist() == [6, 6]
 
 
+@pytest.mark.parametrize("kind", ["sgld", "sghmc", "psgld"])
+def test_chains_that_move_together_are_chains(kind: str):
+    """Each chain against a loop by hand over the same minibatches with the same noise."""
+    network, _ = loader()
+    torch.manual_seed(4)
+    batches = [(torch.randn(6, 3, dtype=torch.float64), torch.arange(6) % 2) for _ in range(5)]
+    method = SGLD(
+        kind=kind, chains=3, together=True, start="perturbed", num_samples=5, burn_in=0.0, thin=1, lr=0.1, epochs=1
+    )
+    posterior = bayesify.convert(network, method)
+    vectorised = posterior.chain_outputs(batches[0][0])
+    for index in range(3):
+        with posterior.chain(index):
+            torch.testing.assert_close(vectorised[index], posterior.outputs(batches[0][0]), rtol=1e-12, atol=1e-12)
+    starts = [{name: p.detach().clone() for name, p in posterior.chain_tensors(c).items()} for c in range(3)]
+    seeds = []
+
+    def sampler(groups):
+        seeds.append(torch.get_rng_state())
+        return method.make_optimiser(groups)
+
+    bayesify.fit(
+        posterior, batches, num_data=24, seed=3, optimiser=sampler, progress=False, accuracy_tolerance=1
+    )  # fmt: skip
+    # The same noise: a sampler over the three chains' parameters with the gradients of three separate losses.
+    chains = [[nn.Parameter(p) for p in start.values()] for start in starts]
+    with torch.random.fork_rng():
+        torch.set_rng_state(seeds[0])
+        own = method.make_optimiser([{"params": [p for c in chains for p in c], "num_data": torch.tensor(24)}])
+    method.make_schedule(own, 5)
+    for x, y in batches:
+        for chain in chains:
+            output = torch.func.functional_call(network, dict(zip(starts[0], chain, strict=True)), (x,))
+            torch.autograd.backward(nn.functional.cross_entropy(output, y))
+        own.step()
+        own.zero_grad(set_to_none=True)
+    for index, chain in enumerate(chains):
+        flat = torch.cat([p.detach().flatten() for p in chain])
+        torch.testing.assert_close(posterior.by_chain()[index, -1], flat, rtol=1e-10, atol=1e-12)
+
+
+def test_chains_with_batch_normalisation_move_together_one_pass_each():
+    network, data = loader(batch_norm=True)
+    posterior = bayesify.convert(network, SGLD(chains=2, together=True, start="perturbed", **QUICK))
+    bayesify.fit(posterior, data, val_loader=data, progress=False, accuracy_tolerance=1)
+    assert posterior.counts.tolist() == [6, 6]
+    assert not torch.isclose(*posterior.by_chain()[:, -1]).any()
+
+
 def test_the_seed_of_fit_decides_the_noise():
     network, data = loader()
     banks = []

@@ -9,9 +9,20 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
-from bayesify import SWAG, DeepEnsemble, MCDropout, sample_bank
+from bayesify import (
+    ABNN,
+    IBNN,
+    SGLD,
+    SWAG,
+    BayesAdapter,
+    DeepEnsemble,
+    Laplace,
+    MCDropout,
+    join_banks,
+    sample_bank,
+)
 from bayesify.methods import Bank
-from bayesify.posteriors import BankPosterior
+from bayesify.posteriors import BankPosterior, Key
 
 EXACT = {"rtol": 1e-11, "atol": 1e-12}
 
@@ -166,8 +177,75 @@ def test_a_bank_of_another_posterior_is_its_draws(method: bayesify.Method, batch
     keys = bank.keys(5, seed=0)
     bayesify.save(bank, tmp_path / "bank")
     loaded = bayesify.load(tmp_path / "bank", network)
-    assert loaded.method == Bank(num_samples=5, source=method.name)
+    assert loaded.method == bank.method
+    assert bank.method == Bank(num_samples=5, source=method.name, names=tuple(bank.codec.names))
     assert torch.equal(loaded.eval().evaluate(X, keys), bank.evaluate(X, keys))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        BayesAdapter(start_std=(0.1, 0.2)),
+        IBNN(components=2, start_std=(0.3, 0.3)),
+        Laplace(structure="diagonal"),
+        Laplace(structure="kronecker"),
+        ABNN(members=2, alpha=0.3),
+        ABNN(members=2, alpha=0.3, statistics="updated", train="all"),
+    ],
+    ids=str,
+)
+def test_any_posterior_that_draws_weights_gives_a_bank(method: bayesify.Method, tmp_path: Path):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 3))
+    network = network.double().eval()
+    posterior = bayesify.convert(network, method)
+    bayesify.fit(posterior, data(), epochs=1, progress=False, accuracy_tolerance=1)
+    posterior.eval()
+    bank = sample_bank(posterior, 4, seed=2)
+    keys = posterior.keys(4, seed=2)
+    expected = torch.cat([posterior.evaluate(X, [key]) for key in keys])
+    assert not torch.isclose(expected[0], expected[1]).all()
+    assert_close(bank.evaluate(X, bank.keys(4, seed=0)), expected, **EXACT)
+    bayesify.save(bank, tmp_path / "bank")
+    loaded = bayesify.load(tmp_path / "bank", network).eval()
+    assert torch.equal(loaded.evaluate(X, bank.keys(4, seed=0)), bank.evaluate(X, bank.keys(4, seed=0)))
+
+
+def test_noise_for_each_element_is_no_weight():
+    posterior = bayesify.convert(mlp(batch_norm=True), ABNN(noise="element", alpha=0.3))
+    with pytest.raises(ValueError, match="not in the network's weights"):
+        sample_bank(posterior, 3)
+
+
+def test_banks_are_joined_chain_by_chain(tmp_path: Path):
+    network = mlp(batch_norm=True)
+    banks = []
+    for seed in range(3):
+        posterior = bayesify.convert(network, SGLD(num_samples=4 + seed, epochs=5, lr=0.1, weight_decay=0.0))
+        bayesify.fit(posterior, data(), seed=seed, progress=False, accuracy_tolerance=1)
+        banks.append(posterior.eval())
+    joined = join_banks(banks)
+    assert joined.by_chain().shape == (3, 4, banks[0].samples.shape[1])
+    assert torch.equal(joined.by_chain()[0], banks[0].samples)
+    last = len(banks[2])
+    rows = [(place + 1) * last // 4 - 1 for place in range(4)]
+    assert torch.equal(joined.by_chain()[2], banks[2].samples[rows])
+    own, old = ([Key(0, row) for row in some] for some in (range(8, 12), rows))
+    assert_close(joined.evaluate(X, own), banks[2].evaluate(X, old), **EXACT)
+    with pytest.raises(ValueError, match="no mean network"), joined.mean():
+        pass
+    bayesify.save(joined, tmp_path / "bank")
+    loaded = bayesify.load(tmp_path / "bank", network)
+    assert torch.equal(loaded.by_chain(), joined.by_chain())
+    with pytest.raises(ValueError, match="different parameters"):
+        join_banks([banks[0], filled(mlp())])
+    with pytest.raises(ValueError, match="no samples yet"):
+        join_banks([bayesify.convert(network, SGLD())])
+
+
+def test_a_bank_is_not_trained():
+    with pytest.raises(ValueError, match="made from another"):
+        bayesify.fit(filled(mlp()), data(), epochs=1, progress=False)
 
 
 def test_a_bank_of_a_bank_is_thinned():

@@ -13,6 +13,7 @@ from bayesify.decide.attacks import (
     surprise,
 )
 from bayesify.decide.detector import Detection, Detector
+from bayesify.decide.protocols import Separation, anomaly_table, attack_table, separation
 
 __all__ = [
     "Abstainer",
@@ -21,12 +22,16 @@ __all__ = [
     "Detector",
     "PredictiveNetwork",
     "Round",
+    "Separation",
     "acquire",
     "active_learning",
+    "anomaly_table",
+    "attack_table",
     "batch_bald",
     "disagreement_avoided",
     "features_moved",
     "fgsm",
     "pgd",
+    "separation",
     "surprise",
 ]

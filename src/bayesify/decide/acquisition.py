@@ -154,7 +154,7 @@ class Round:
 
 
 def active_learning(
-    learn: Callable[[list[int]], Any],
+    learn: Callable[[list[int], Any], Any],
     predict: Callable[[Any, list[int]], Any],
     measure: Callable[[Any], dict[str, float]],
     *,
@@ -168,7 +168,8 @@ def active_learning(
     """Label, learn, measure, choose, again and again.
 
     Args:
-        learn: Makes a posterior of the examples with these indices; whether it starts anew or goes on is its affair.
+        learn: `learn(indices, before)` makes a posterior of the examples with these indices. Before is the posterior of
+            the last round, None in the first: go on from it, or begin anew.
         predict: Returns the prediction of a posterior for pool examples with these indices.
         measure: Returns numbers of a posterior, for the learning curve.
         start: Indices of the first labelled examples.
@@ -181,10 +182,14 @@ def active_learning(
     Returns:
         The rounds; the i-th learned from len(start) + i num labels.
     """
-    labelled, open_ = list(start), [index for index in pool if index not in set(start)]
+    if len(set(start)) < len(start) or len(set(pool)) < len(pool):
+        raise ValueError("An index is given twice. An example is labelled once: give each index once.")
+    first = set(start)
+    labelled, open_ = list(start), [index for index in pool if index not in first]
     history: list[Round] = []
+    posterior: Any = None
     for number in range(rounds):
-        posterior = learn(list(labelled))
+        posterior = learn(list(labelled), posterior)
         results = measure(posterior)
         chosen: list[int] = []
         if number + 1 < rounds and open_:

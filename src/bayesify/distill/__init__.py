@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
 
 from bayesify._progress import bar
 from bayesify.distill._agreement import Agreement, agreement
-from bayesify.distill._gan import Game
-from bayesify.distill._reduction import Reduction, reduce_samples
-from bayesify.methods import SWAG, Generator, Mixture, inherit
-from bayesify.posteriors import BankPosterior, GeneratorPosterior, MixturePosterior, Posterior, SWAGPosterior
+from bayesify.distill._baselines import fit_mixture, fit_pca, fit_swag, make_generator_posterior
+from bayesify.methods import inherit
+from bayesify.methods._gan import Game, make_players
+from bayesify.methods._reduction import Reduction, fold_generator, reduce_samples
+from bayesify.posteriors import BankPosterior, GeneratorPosterior, Posterior
 from bayesify.predict import predict
 
 __all__ = ["Agreement", "agreement", "distill"]
@@ -54,7 +53,7 @@ def distill(
         bank: From `sample_bank`, or an SGLD posterior after `fit`.
         how: "wgan-gp" (penalty at interpolates), "wgan" (clipped), "gan"; or a baseline: "pca" (a Gaussian of rank
             `latent`), "mixture" (`components` diagonal Gaussians by EM; needs scikit-learn), "swag" (diagonal plus rank
-            `latent`, fitted to the samples).
+            `latent`, fitted to the samples; the diagonal alone, which streamlined prediction needs, if that is 0).
         inputs: Held-out inputs. If given, the predictions on them are compared with the bank's every `check_steps`
             steps, training stops after `patience` comparisons without a better one, and the best generator is taken.
         loader: Training batches, which networks with batch normalisation need for their statistics.
@@ -78,6 +77,7 @@ def distill(
 
     Example:
         >>> from bayesify import ensemble, predict, sample_bank
+        >>> from torch import nn
         >>> bank = sample_bank(ensemble([nn.Linear(2, 3) for _ in range(8)]), 8)
         >>> posterior = distill(bank, latent=4, hidden=(8,), steps=3, progress=False)
         >>> predict(posterior, torch.ones(1, 2), num_samples=30).probs.shape
@@ -88,31 +88,20 @@ def distill(
     made: Posterior
     agreements: dict[int, Agreement] = {}
     if how == "swag":
-        made = _swag(bank, samples, latent, num_draws)
+        made = fit_swag(bank, samples, latent, num_draws)
     elif how == "mixture":
-        made = _mixture(bank, samples, components, num_draws, seed)
+        made = fit_mixture(bank, samples, components, num_draws, seed)
+    elif how == "pca":
+        made = fit_pca(bank, samples, latent, num_draws, residual=residual)
     else:
-        shape = (hidden, latent) if how != "pca" else ((), min(latent, len(samples) - 1))
-        method = Generator(latent=shape[1], hidden=shape[0], how=how, num_draws=num_draws, source=_source(bank))
-        names = bank.codec.names
-        generator = GeneratorPosterior(
-            copy.deepcopy(bank.network), method, names=names, latent=shape[1], hidden=shape[0], num_draws=num_draws
-        )
-        inherit(generator, bank)
-        generator.eval()
-        reduction = reduce_samples(samples, shape[1] if how == "pca" else rank)
+        made = make_generator_posterior(bank, how, latent, hidden, num_draws).eval()
+        reduction = reduce_samples(samples, rank)
         if residual:
-            generator.residual_std.fill_(reduction.residual_std)
-        if how == "pca":
-            _pca(generator, reduction)
-        else:
-            random = torch.Generator(device=samples.device).manual_seed(seed)
-            game = Game(
-                reduction.coordinates.shape[1], latent=latent, hidden=hidden, kind=how, batch=batch,
-                critic_steps=critic_steps, lr=lr, like=samples[:0], generator=random,
-            )  # fmt: skip
-            agreements = _play(game, generator, reduction, bank, inputs, loader, steps, check_steps, patience, progress)
-        made = generator
+            made.residual_std.fill_(reduction.residual_std)
+        random = torch.Generator(device=samples.device).manual_seed(seed)
+        players = make_players(reduction.coordinates.shape[1], latent, hidden, samples, random)
+        game = Game(*players, kind=how, batch=batch, critic_steps=critic_steps, lr=lr, random=random)
+        agreements = _play(game, made, reduction, bank, inputs, loader, steps, check_steps, patience, progress)
     inherit(made, bank)
     made.eval()
     if loader is not None:
@@ -133,17 +122,15 @@ def _play(
     patience: int,
     progress: bool,
 ) -> dict[int, Agreement]:
+    """Train, and take the best generator there was; return the comparisons by step."""
     reference = None if inputs is None else predict(bank, inputs, seed=0)
     found: dict[int, Agreement] = {}
-    best: tuple[float, int, dict[str, Tensor]] | None = None
-    shown = bar(range(1, steps + 1), "distill", shown=progress)
-    for step in shown:
-        loss = game.step(reduction.coordinates)
-        if not torch.isfinite(torch.tensor(loss)):
-            raise ArithmeticError(f"The critic's loss is not finite at step {step}. Lower lr, or use how='wgan-gp'.")
+    best: tuple[float, int, dict[str, torch.Tensor]] | None = None
+    for step in bar(range(1, steps + 1), "distill", shown=progress):
+        game.step(reduction.coordinates)
         if reference is None or (step % check_steps and step != steps):
             continue
-        _fold(game.generator, reduction, posterior)
+        fold_generator(game.generator, reduction, posterior.generator)
         if loader is not None:
             posterior.refresh_statistics(loader, max_batches=10)
         found[step] = agreement(posterior, reference, inputs, num_samples=min(len(bank), 50))
@@ -154,64 +141,8 @@ def _play(
             break
     if best is not None:
         game.generator.load_state_dict(best[2])
-    _fold(game.generator, reduction, posterior)
+    fold_generator(game.generator, reduction, posterior.generator)
     return found
-
-
-@torch.no_grad()
-def _fold(small: nn.Sequential, reduction: Reduction, posterior: GeneratorPosterior) -> None:
-    """Write a generator of coordinates into one of weights."""
-    for source, target in zip(list(small)[:-1], list(posterior.generator)[:-1], strict=True):
-        target.load_state_dict(source.state_dict())
-    last, into = small[-1], posterior.generator[-1]
-    assert isinstance(last, nn.Linear)
-    assert isinstance(into, nn.Linear)
-    reduction.fold(last, into)
-
-
-@torch.no_grad()
-def _pca(posterior: GeneratorPosterior, reduction: Reduction) -> None:
-    """Give each coordinate its standard deviation, and independence."""
-    into = posterior.generator[-1]
-    assert isinstance(into, nn.Linear)
-    std = reduction.coordinates.std(0) * reduction.scale
-    into.weight.zero_()
-    into.weight[:, : len(std)] = reduction.basis.T * std
-    into.bias.copy_(reduction.mean)
-
-
-def _mixture(bank: BankPosterior, samples: Tensor, components: int, num_draws: int, seed: int) -> MixturePosterior:
-    try:
-        from sklearn.mixture import GaussianMixture
-    except ImportError as error:
-        raise ImportError("how='mixture' needs scikit-learn: pip install 'bayesify[demo]'.") from error
-    method = Mixture(components=components, num_draws=num_draws, source=_source(bank))
-    posterior = MixturePosterior(
-        copy.deepcopy(bank.network), method, names=bank.codec.names, components=components, num_draws=num_draws
-    )
-    rows = samples.cpu().double().numpy()
-    # A component of one sample must keep some width: a millionth of all weights' average variance.
-    least = max(float(rows.var(0).mean()) * 1e-6, 1e-12)
-    found = GaussianMixture(components, covariance_type="diag", reg_covar=least, random_state=seed).fit(rows)
-    with torch.no_grad():
-        posterior.shares.copy_(torch.from_numpy(found.weights_))
-        posterior.means.copy_(torch.from_numpy(found.means_))
-        posterior.stds.copy_(torch.from_numpy(found.covariances_).sqrt())
-    return posterior
-
-
-def _swag(bank: BankPosterior, samples: Tensor, rank: int, num_draws: int) -> SWAGPosterior:
-    method = SWAG(rank=rank, num_draws=num_draws)
-    posterior = SWAGPosterior(
-        copy.deepcopy(bank.network), method, names=bank.codec.names, rank=rank, scale=1.0, num_draws=num_draws
-    )
-    for row in samples:
-        posterior.collect(row)
-    return posterior
-
-
-def _source(bank: BankPosterior) -> str:
-    return getattr(bank.method, "source", "") or bank.method.name
 
 
 def _check(
@@ -226,7 +157,7 @@ def _check(
         raise ValueError(f"how must be one of {list(kinds)}, but it is {how!r}.")
     if len(bank) < 2:
         raise ValueError(f"The bank has {len(bank)} samples, and a distribution needs at least two. Fit it first.")
-    if latent < 1 or steps < 1 or (not hidden and how != "pca") or any(size < 1 for size in hidden):
+    if latent < (how != "swag") or steps < 1 or (not hidden and how != "pca") or any(size < 1 for size in hidden):
         raise ValueError("latent, steps and every hidden size must be at least 1, and there must be a hidden layer.")
     if bank.statistics.as_dict() and loader is None:
         raise ValueError("The network has batch normalisation, whose statistics need training data: pass loader=...")

@@ -33,7 +33,8 @@ class Langevin(Optimizer):
     The noise is a function of (seed, step), so that a run goes on exactly, and alike in every process.
 
     Args:
-        groups: Parameter groups; those with `sampled=False` are trained without noise: w <- w - lr/2 grad loss.
+        groups: Parameter groups; those with `sampled=False` are trained without noise: w <- w - lr/2 grad loss. A group
+            with `chains=C` holds C chains, of whose losses the mean was taken: gradients are multiplied by C.
         num_data: The number n of examples, as a tensor that may be filled after the optimiser is made, before a step.
         kind: Which dynamics.
         lr: Step size.
@@ -66,6 +67,7 @@ class Langevin(Optimizer):
             "kind": kind,
             "seed": seed,
             "sampled": True,
+            "chains": 1,
             "adapt_steps": None,
             "step": 0,
         }
@@ -84,6 +86,8 @@ class Langevin(Optimizer):
             group["step"] += 1
             weights = [weight for weight in group["params"] if weight.grad is not None]
             gradients = [weight.grad for weight in weights]
+            if group["chains"] > 1 and weights:
+                torch._foreach_mul_(gradients, group["chains"])
             if weights and group["sampled"]:
                 self._move(weights, gradients, group)
             elif weights:

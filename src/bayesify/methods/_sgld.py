@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -42,7 +42,9 @@ class SGLD(Method):
     Attributes:
         kind: "sgld", "sghmc" (with momentum) or "psgld" (preconditioned in the burn-in, constant afterwards).
         num_samples: How many samples of each chain are kept.
-        chains: How many chains run, one after another.
+        chains: How many chains run.
+        together: Whether the chains move together, step by step, on the same minibatches: vectorised in networks of
+            linear layers. Otherwise they run one after another, each with its own order of the data.
         start: Of the chains: from the "network", "perturbed", or "reset" to new weights.
         burn_in: Share of the run before the first sample.
         thin: Steps between samples, counted from the end of the run; None spreads them over all that is left.
@@ -57,10 +59,12 @@ class SGLD(Method):
     """
 
     name = "sgld"
+    trains_draws = False
 
     kind: Kind = "sgld"
     num_samples: int = 100
     chains: int = 1
+    together: bool = False
     start: Start = "network"
     perturb_std: float = 0.1
     burn_in: float = 0.5
@@ -100,8 +104,13 @@ class SGLD(Method):
 
     @classmethod
     def example(cls) -> SGLD:
-        """Return a short, cold run: a few hundred data say little about tens of thousands of weights."""
-        return cls(epochs=80, num_samples=20, lr=0.2, prior_std=0.5, temperature=0.01, statistics_batches=10)
+        """Return a short run."""
+        return cls(**cls.example_settings())
+
+    @staticmethod
+    def example_settings() -> dict[str, Any]:
+        """Return the settings of a short run."""
+        return {"epochs": 80, "num_samples": 20, "lr": 0.2, "prior_std": 0.5, "statistics_batches": 10}
 
     # -- building -----------------------------------------------------------------------------------------------
 
@@ -110,19 +119,22 @@ class SGLD(Method):
         size = self.chains * self.num_samples
         names, table = select_parameters(network, selection, how=f"{self.kind}, {size} samples")
         require_something(table, network, "SGLD", "parameters that are not frozen")
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
-            starts = [start_member(network, names, self.start, self.perturb_std) for _ in range(self.chains)]
         posterior = BankPosterior(
             network,
             self,
             names=names,
             size=size,
-            chains=starts,
+            chains=self.chain_starts(network, names),
             dtype=DTYPES[self.storage] if self.storage else None,
         )
         posterior.conversion = table
         return posterior
+
+    def chain_starts(self, network: nn.Module, names: list[str]) -> list[dict[str, Tensor]]:
+        """Return what each chain begins with, by name."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            return [start_member(network, names, self.start, self.perturb_std) for _ in range(self.chains)]
 
     # -- learning -----------------------------------------------------------------------------------------------
 
@@ -130,21 +142,39 @@ class SGLD(Method):
         """Return the mean negative log-likelihood; the prior is the sampler's."""
         assert isinstance(posterior, BankPosterior)
         posterior.num_data.fill_(num_data)
-        return super().objective(posterior, inputs, targets, num_data)
+        if not self.together or posterior.noise.member is not None:
+            return super().objective(posterior, inputs, targets, num_data)
+        return self.mean_over_chains(posterior, posterior.chain_outputs(inputs), targets)
+
+    def mean_over_chains(self, posterior: Posterior, outputs: Tensor, targets: Any) -> LossTerms:
+        """Return the mean over chains of the loss of their outputs, (C, B, ...)."""
+        return LossTerms(nll=torch.stack([posterior.likelihood.nll(some, targets) for some in outputs]).mean())
+
+    def outputs(self, posterior: Posterior, inputs: Any) -> Tensor:
+        """Return the outputs of the present chain; of one at random where they move together."""
+        if not self.together or posterior.noise.member is not None:
+            return posterior.outputs(inputs)
+        with posterior.noise.of_member(int(torch.randint(self.chains, ()))):
+            return posterior.outputs(inputs)
 
     def stages(self, posterior: Posterior) -> list[Stage]:
-        """Return one stage for each chain, which samples the weights and trains the likelihood's own parameters."""
+        """Return one stage for each chain, or one for all, which also trains the likelihood's own parameters."""
         assert isinstance(posterior, BankPosterior)
-        learned = [p for p in posterior.likelihood.parameters() if p.requires_grad]
-        plain: list[dict[str, Any]] = [{"params": learned, "sampled": False}] if learned else []
+        if self.together:
+            return self.joint_stage(posterior, posterior.chains, posterior.num_data)
         return [
             Stage(
                 f"chain {index + 1}/{self.chains}" if self.chains > 1 else self.name,
-                [{"params": list(chain.parameters()), "num_data": posterior.num_data}, *plain],
+                [{"params": list(chain.parameters()), "num_data": posterior.num_data}, *_learned(posterior)],
                 partial(posterior.chain, index),
             )
             for index, chain in enumerate(posterior.chains)
         ]
+
+    def joint_stage(self, posterior: Posterior, chains: nn.ModuleList, num_data: Tensor) -> list[Stage]:
+        """Return one stage that moves all chains."""
+        group = {"params": list(chains.parameters()), "num_data": num_data, "chains": self.chains}
+        return [Stage(f"{self.chains} chains", [group, *_learned(posterior)])]
 
     def make_optimiser(self, groups: list[dict[str, Any]]) -> Optimizer:
         """Return the sampler of a chain; its seed comes from torch's global generator."""
@@ -179,13 +209,14 @@ class SGLD(Method):
         """Keep a sample where one is due."""
         del steps_per_epoch
         assert isinstance(posterior, BankPosterior)
-        chain = posterior.noise.member or 0
+        chains = range(self.chains) if self.together else [posterior.noise.member or 0]
         if step == 1:
-            if chain == 0:
-                self._warn_if_short(posterior, total_steps)
-            posterior.counts[chain] = 0  # a second fit replaces the samples of the first
+            if 0 in chains:
+                self.warn_if_short(int(posterior.num_data), total_steps)
+            posterior.counts[list(chains)] = 0  # a second fit replaces the samples of the first
         if step in sample_steps(self, total_steps):
-            posterior.append(posterior.codec.join(posterior.chain_tensors(chain)), chain=chain)
+            for chain in chains:
+                posterior.append(posterior.codec.join(posterior.chain_tensors(chain)), chain=chain)
 
     def finish(self, posterior: Posterior, loader: Iterable[Any], progress: Callable[..., Any]) -> None:
         """Re-estimate batch-normalisation statistics; a chain that ended before its first sample gives its end."""
@@ -195,8 +226,9 @@ class SGLD(Method):
                 posterior.append(posterior.codec.join(posterior.chain_tensors(index)), chain=index)
         posterior.refresh_statistics(loader, max_batches=self.statistics_batches, progress=progress)
 
-    def _warn_if_short(self, posterior: BankPosterior, total_steps: int) -> None:
-        decay = self.weight_decay if self.prior_std is None else 1 / (int(posterior.num_data) * self.prior_std**2)
+    def warn_if_short(self, num_data: int, total_steps: int) -> None:
+        """Warn where the burn-in is shorter than the prior's relaxation time."""
+        decay = self.weight_decay if self.prior_std is None else 1 / (num_data * self.prior_std**2)
         before = [self.lr * self.step_size(step, total_steps) for step in range(int(self.burn_in * total_steps))]
         speed = 1 / self.friction if self.kind == "sghmc" else 1.0
         # Preconditioned, the time is not known beforehand; a trial of a few steps is nobody's posterior.
@@ -210,6 +242,12 @@ class SGLD(Method):
                 "prior_std), or look at bayesify.diagnose.",
                 stacklevel=2,
             )
+
+
+def _learned(posterior: Posterior) -> list[dict[str, Any]]:
+    """Return the group of the likelihood's own parameters, which are trained without noise."""
+    own = [p for p in posterior.likelihood.parameters() if p.requires_grad]
+    return [{"params": own, "sampled": False}] if own else []
 
 
 @functools.lru_cache(maxsize=8)

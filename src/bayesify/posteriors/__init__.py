@@ -2,6 +2,7 @@
 
 from bayesify.posteriors._bank import BankPosterior
 from bayesify.posteriors._base import Draw, LossTerms, Posterior, ShapeError, require_posterior
+from bayesify.posteriors._distilled import DistilledPosterior, Workshop
 from bayesify.posteriors._dropout import AlphaDropoutNoise, DropoutNoise, NoisePosterior
 from bayesify.posteriors._gaussian import GaussianPosterior, NoiseKind
 from bayesify.posteriors._inputs import InputMixturePosterior, register_layer
@@ -25,6 +26,7 @@ __all__ = [
     "BankPosterior",
     "Codec",
     "DiagonalLaplacePosterior",
+    "DistilledPosterior",
     "Draw",
     "DropoutNoise",
     "GaussianPosterior",
@@ -51,6 +53,7 @@ __all__ = [
     "ShapeError",
     "TensorTree",
     "VectorPosterior",
+    "Workshop",
     "attach_noise",
     "generator_for",
     "make_generator",

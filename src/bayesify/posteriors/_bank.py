@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
 
 from bayesify._tree import batch_rows, call
 from bayesify.posteriors._base import Posterior
+from bayesify.posteriors._chains import chain_states, runs_batched, vectorised_outputs, vectorised_pass
 from bayesify.posteriors._noise import Key, ShapeError
 from bayesify.posteriors._row_statistics import estimate_statistics, statistics_rows, statistics_tree
 from bayesify.posteriors._weights import Codec, TensorTree, batch_norms, owners
@@ -25,8 +25,6 @@ __all__ = ["BankPosterior"]
 MOST_SAMPLES = 100  # of a prediction, unless the caller says
 # How many weights are put side by side in one vectorised pass, at most: beyond the cache it gains nothing.
 TOGETHER = 2**22
-# Whose weights run as one batched product. Vectorised convolutions are grouped ones, slower than one after another.
-_BATCHED = (nn.Linear, nn.LayerNorm, nn.BatchNorm1d)
 
 
 class BankPosterior(Posterior):
@@ -45,6 +43,7 @@ class BankPosterior(Posterior):
         size: The number M of rows that there is room for.
         chains: For each chain, the parameters by name that it begins with and a sampler moves; empty for a bank that
             is complete.
+        groups: How many groups the rows are in; None takes one for each chain.
         dtype: Of the matrix; None takes the parameters' own.
     """
 
@@ -61,10 +60,11 @@ class BankPosterior(Posterior):
         names: list[str],
         size: int,
         chains: Sequence[Mapping[str, Tensor]] = (),
+        groups: int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(network, method)
-        groups = max(1, len(chains))
+        groups = groups or max(1, len(chains))
         if size < 1 or size % groups:
             raise ValueError(f"A bank of {size} rows cannot be shared by {groups} chains evenly.")
         self.codec = Codec(network, names)
@@ -75,9 +75,7 @@ class BankPosterior(Posterior):
         self.register_buffer("num_data", torch.zeros((), dtype=torch.long, device=device))
         self.register_buffer("fresh_statistics", torch.ones(2, dtype=torch.bool, device=device))  # mean's, rows'
         self.statistics = statistics_tree(network, size + 1)
-        self.chains = nn.ModuleList(
-            TensorTree({name: nn.Parameter(start[name].detach().clone()) for name in names}) for start in chains
-        )
+        self.chains = chain_states(chains, names)
         self.default_samples = min(size, MOST_SAMPLES)
         self._average: tuple[Any, Tensor] | None = None
 
@@ -90,8 +88,12 @@ class BankPosterior(Posterior):
     @property
     def rows(self) -> list[int]:
         """The filled rows of the matrix."""
+        return [row for rows in self.chain_rows() for row in rows]
+
+    def chain_rows(self) -> list[list[int]]:
+        """Return the filled rows of each chain."""
         each = len(self.samples) // len(self.counts)
-        return [group * each + index for group, count in enumerate(self.counts.tolist()) for index in range(count)]
+        return [list(range(group * each, group * each + count)) for group, count in enumerate(self.counts.tolist())]
 
     def by_chain(self) -> Tensor:
         """Return the samples as (chains, draws, D), as many of each chain as all of them have."""
@@ -141,6 +143,17 @@ class BankPosterior(Posterior):
         with self.noise.of_member(index):
             yield self
 
+    def chain_outputs(self, inputs: Any) -> Tensor:
+        """Return the outputs of all chains' present states, (C, B, ...): in one vectorised pass where they allow it."""
+        together = vectorised_outputs(self.network, self.chains, self.read, inputs)
+        if together is not None:
+            return together
+        outputs = []
+        for index in range(len(self.chains)):
+            with self.chain(index):
+                outputs.append(self.outputs(inputs))
+        return torch.stack(outputs)
+
     # -- prediction -----------------------------------------------------------------------------------------------
 
     def average(self) -> Tensor:
@@ -168,10 +181,9 @@ class BankPosterior(Posterior):
         if len(keys) == 1 or tiled or len(self) == 0 or any(norm.training for norm in norms):
             return torch.cat([super(BankPosterior, self).evaluate(inputs, [key]) for key in keys])
         together = max(1, TOGETHER // self.samples.shape[1])
-        args, kwargs = call(lambda *args, **kwargs: (args, kwargs), inputs)
         with self.noise.mode(keys=tuple(keys)), self.noise.one_pass(batch_rows(inputs)):
             chunks = [keys[start : start + together] for start in range(0, len(keys), together)]
-            output = torch.cat([self._vectorised(args, kwargs, chunk) for chunk in chunks])
+            output = torch.cat([self._vectorised(inputs, chunk) for chunk in chunks])
         if output.ndim < 2 or output.shape[1] != batch_rows(inputs):
             raise ShapeError(
                 f"The network returned {tuple(output.shape[1:])} for {batch_rows(inputs)} examples. Its first output "
@@ -179,14 +191,13 @@ class BankPosterior(Posterior):
             )
         return output
 
-    def _vectorised(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], keys: Sequence[Key]) -> Tensor:
+    def _vectorised(self, inputs: Any, keys: Sequence[Key]) -> Tensor:
         size = len(self.samples)
         rows = [key.index % size for key in keys]
         weights, statistics = _take(self.samples, rows), self.statistics.as_dict()
         tensors = self.codec.split(weights.to(self._dtype()))
         tensors |= {name: _take(stats, [row + 1 for row in rows]) for name, stats in statistics.items()}
-        output: Tensor = vmap(lambda some: self.read(functional_call(self.network, some, args, dict(kwargs))))(tensors)
-        return output
+        return vectorised_pass(self.network, tensors, self.read, inputs)
 
     def _row(self, row: int) -> Tensor:
         return self.samples[row].to(self._dtype())
@@ -229,7 +240,7 @@ class BankPosterior(Posterior):
     @property
     def folds(self) -> bool:
         """Whether samples run as batched products, which they do in networks of linear layers."""
-        return all(isinstance(module, _BATCHED) for module in self.sites())
+        return runs_batched(self.network, [*self.codec.names, *self.statistics.as_dict()])
 
     def sites(self) -> set[nn.Module]:
         """Return the modules that own a random parameter or re-estimated statistics."""

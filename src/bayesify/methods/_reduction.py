@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Reduction", "reduce_samples"]
+__all__ = ["Reduction", "fold_generator", "reduce_samples"]
 
 
 @dataclass(frozen=True)
@@ -66,3 +66,14 @@ def reduce_samples(samples: Tensor, rank: int | None = None) -> Reduction:
     left = float(values[kept:].sum()) / samples.numel()
     residual = left**0.5 if kept < known else 0.0
     return Reduction(mean, basis, scale, (coordinates / scale).to(samples.dtype), residual)
+
+
+@torch.no_grad()
+def fold_generator(small: nn.Sequential, reduction: Reduction, into: nn.Sequential) -> None:
+    """Write a generator of coordinates into one of weights, with the same hidden layers."""
+    for source, target in zip(list(small)[:-1], list(into)[:-1], strict=True):
+        target.load_state_dict(source.state_dict())
+    last, wide = small[-1], into[-1]
+    assert isinstance(last, nn.Linear)
+    assert isinstance(wide, nn.Linear)
+    reduction.fold(last, wide)

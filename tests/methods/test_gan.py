@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from bayesify.distill._gan import CLIP, Game, gradient_penalty
-from bayesify.distill._reduction import reduce_samples
+from bayesify.methods._gan import CLIP, Game, gradient_penalty, make_moments, make_players
+from bayesify.methods._reduction import reduce_samples
 from bayesify.posteriors import make_generator
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
@@ -103,10 +103,12 @@ def test_duplicates_and_few_samples():
         reduce_samples(torch.ones(1, 6))
 
 
-def game(kind: str, size: int = 2, dtype: torch.dtype = torch.float64, **options) -> Game:
-    settings = {"latent": 4, "hidden": (32, 32), "batch": 64, "critic_steps": 5, "lr": None, **options}
-    like = torch.zeros(0, dtype=dtype)
-    return Game(size, kind=kind, like=like, generator=torch.Generator().manual_seed(0), **settings)
+def game(
+    kind: str, size: int = 2, dtype: torch.dtype = torch.float64, latent: int = 4, lr: float | None = None
+) -> Game:
+    random = torch.Generator().manual_seed(0)
+    players = make_players(size, latent, (32, 32), torch.zeros(0, dtype=dtype), random)
+    return Game(*players, kind=kind, batch=64, lr=lr, random=random)
 
 
 @pytest.mark.parametrize("kind", ["wgan-gp", "wgan", "gan"])
@@ -154,3 +156,22 @@ def test_generators_have_the_papers_size_and_rank():
     assert sum(p.numel() for p in make_generator(32, (20, 20, 20), 79_510).parameters()) == 1_671_210
     made = make_generator(6, (12, 5), 50).double()(torch.randn(100, 6, dtype=torch.float64))
     assert torch.linalg.matrix_rank(made - made[:1]) <= 5
+
+
+@pytest.mark.parametrize("kind", ["wgan-gp", "wgan", "gan"])
+def test_a_game_goes_on_from_its_modules(kind: str):
+    """Two games of three steps on the same modules and moments are one game of six."""
+    samples = torch.randn(50, 2, dtype=torch.float64)
+    ends = []
+    for parts in ((6,), (3, 3)):
+        random = torch.Generator().manual_seed(0)
+        players = make_players(2, 4, (8,), samples, random)
+        moments = make_moments(*players, kind)
+        for steps in parts:
+            again = Game(*players, kind=kind, batch=16, random=random, moments=moments)
+            for _ in range(steps):
+                again.step(samples)
+        assert moments.as_dict()["critic.0.weight.step"] == (6 if kind == "gan" else 30)
+        ends.append(players[0].state_dict())
+    for name, tensor in ends[0].items():
+        assert torch.equal(tensor, ends[1][name]), name

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bayesify.posteriors import make_generator
+from bayesify.posteriors import TensorTree, make_generator
 
-__all__ = ["Game", "Kind", "gradient_penalty"]
+__all__ = ["Game", "Kind", "gradient_penalty", "make_moments", "make_players"]
 
 Kind = Literal["wgan-gp", "wgan", "gan"]
 CLIP = 0.01
+PLAYERS = ("generator", "critic")
 
 
 def gradient_penalty(critic: nn.Sequential, real: Tensor, fake: Tensor, mix: Tensor) -> Tensor:
@@ -43,52 +46,55 @@ def gradient_penalty(critic: nn.Sequential, real: Tensor, fake: Tensor, mix: Ten
 class Game:
     """A generator and a critic, and a step of their training.
 
+    The optimisers' moments can live in a module, to be saved and loaded with it: a game that is made anew from the same
+    modules goes on where the last one was.
+
     Args:
-        size: Columns of the samples.
-        latent: The size of z.
-        hidden: Sizes of the hidden layers, of both.
+        generator: Maps z to samples.
+        critic: Maps samples to scores; begins with a linear layer.
         kind: "wgan-gp" (penalty 10, Adam 1e-4 (.5, .9)), "wgan" (weights clipped at .01, RMSProp 5e-5) or "gan"
             (non-saturating, Adam 2e-4 (.5, .999), one critic step).
         batch: Rows of a minibatch.
         critic_steps: For each generator step.
         lr: None takes the kind's own.
-        generator: Of the random numbers.
+        random: Where random numbers come from.
+        moments: From `make_moments`; None keeps them in the optimisers.
     """
 
     def __init__(
         self,
-        size: int,
+        generator: nn.Sequential,
+        critic: nn.Sequential,
         *,
-        latent: int,
-        hidden: tuple[int, ...],
-        kind: Kind,
-        batch: int,
-        critic_steps: int,
-        lr: float | None,
-        like: Tensor,
-        generator: torch.Generator,
+        kind: Kind = "wgan-gp",
+        batch: int = 100,
+        critic_steps: int = 5,
+        lr: float | None = None,
+        random: torch.Generator,
+        moments: TensorTree | None = None,
     ) -> None:
-        self.kind, self.latent, self.batch = kind, latent, batch
+        self.generator, self.critic = generator, critic
+        self.kind, self.batch, self.random = kind, batch, random
         self.critic_steps = 1 if kind == "gan" else critic_steps
-        self.random = generator
-        self.like = like
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(torch.randint(2**31, (), generator=generator, device=generator.device)))
-            self.generator = make_generator(latent, hidden, size).to(like)
-            self.critic = make_generator(size, hidden, 1).to(like)
+        players = (generator, critic)
         if kind == "wgan":
             self.optimisers: list[torch.optim.Optimizer] = [
-                torch.optim.RMSprop(net.parameters(), lr=lr or 5e-5) for net in (self.generator, self.critic)
+                torch.optim.RMSprop(player.parameters(), lr=lr or 5e-5) for player in players
             ]
         else:
             rate, betas = (lr or 1e-4, (0.5, 0.9)) if kind == "wgan-gp" else (lr or 2e-4, (0.5, 0.999))
-            self.optimisers = [
-                torch.optim.Adam(net.parameters(), lr=rate, betas=betas) for net in (self.generator, self.critic)
-            ]
+            self.optimisers = [torch.optim.Adam(player.parameters(), lr=rate, betas=betas) for player in players]
+        if moments is not None:
+            kept = moments.as_dict()
+            for optimiser, name, player in zip(self.optimisers, PLAYERS, players, strict=True):
+                for path, parameter in player.named_parameters():
+                    optimiser.state[parameter] = {key: kept[f"{name}.{path}.{key}"] for key in _keys(kind)}
 
     def fake(self) -> Tensor:
         """Return a minibatch of generated samples."""
-        z = self.like.new_empty(self.batch, self.latent).normal_(generator=self.random)
+        first = self.generator[0]
+        assert isinstance(first, nn.Linear)
+        z = first.weight.new_empty(self.batch, first.in_features).normal_(generator=self.random)
         made: Tensor = self.generator(z)
         return made
 
@@ -97,11 +103,17 @@ class Game:
         index = torch.randint(len(samples), (self.batch,), generator=self.random, device=samples.device)
         return samples[index]
 
-    def step(self, samples: Tensor) -> float:
-        """Take the critic's steps, each with new samples, and one of the generator; return the critic's last loss."""
+    def step(self, samples: Tensor, prepare: Callable[[Tensor], Tensor] | None = None) -> float:
+        """Take the critic's steps, each with new samples, and one of the generator; return the critic's last loss.
+
+        Args:
+            samples: (M, D).
+            prepare: What a minibatch of them goes through first.
+        """
         loss = 0.0
         for _ in range(self.critic_steps):
-            loss = self._critic_step(self.real(samples))
+            real = self.real(samples)
+            loss = self._critic_step(real if prepare is None else prepare(real))
         generator, _ = self.optimisers
         generator.zero_grad(set_to_none=True)
         for parameter in self.critic.parameters():
@@ -111,6 +123,8 @@ class Game:
         generator.step()
         for parameter in self.critic.parameters():
             parameter.requires_grad_(True)
+        if not math.isfinite(loss):
+            raise ArithmeticError("The critic's loss is not finite. Lower its learning rate, or use 'wgan-gp'.")
         return loss
 
     def generator_loss(self, scores: Tensor) -> Tensor:
@@ -140,3 +154,29 @@ class Game:
                 for parameter in self.critic.parameters():
                     parameter.clamp_(-CLIP, CLIP)
         return float(loss.detach())
+
+
+def make_players(
+    columns: int, latent: int, hidden: tuple[int, ...], like: Tensor, random: torch.Generator
+) -> tuple[nn.Sequential, nn.Sequential]:
+    """Return a generator of samples with so many columns and a critic of them, at their first weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(torch.randint(2**31, (), generator=random, device=random.device)))
+        return make_generator(latent, hidden, columns).to(like), make_generator(columns, hidden, 1).to(like)
+
+
+def make_moments(generator: nn.Sequential, critic: nn.Sequential, kind: Kind) -> TensorTree:
+    """Return the optimisers' moments before the first step, as the state of a module."""
+    players = zip(PLAYERS, (generator, critic), strict=True)
+    return TensorTree(
+        {
+            f"{name}.{path}.{key}": torch.zeros(()) if key == "step" else torch.zeros_like(parameter.detach())
+            for name, player in players
+            for path, parameter in player.named_parameters()
+            for key in _keys(kind)
+        }
+    )
+
+
+def _keys(kind: Kind) -> tuple[str, ...]:
+    return ("step", "square_avg") if kind == "wgan" else ("step", "exp_avg", "exp_avg_sq")
