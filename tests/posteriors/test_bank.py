@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
@@ -148,6 +149,31 @@ def test_a_loaded_bank_can_stay_on_disk(tmp_path: Path):
     assert_close(bayesify.predict(mapped, X, seed=0).probs, bayesify.predict(bank, X, seed=0).probs, rtol=0, atol=0)
     mapped.samples.zero_()  # a private copy of the page
     assert file.read_bytes() == content
+
+
+@pytest.mark.parametrize("storage", [None, "float32", "bfloat16", "float16"])
+def test_samples_can_be_written_to_a_file_as_they_come(storage: str | None, tmp_path: Path):
+    network = mlp()
+    posterior = bayesify.convert(network, SGLD(num_samples=6, epochs=4, lr=0.1, weight_decay=0.0, storage=storage))
+    posterior.map_samples(tmp_path / "bank" / "samples.safetensors")
+    bayesify.fit(posterior, data(), progress=False, accuracy_tolerance=1)
+    plain = bayesify.convert(network, posterior.method)
+    bayesify.fit(plain, data(), progress=False, accuracy_tolerance=1)
+    found = load_file(tmp_path / "bank" / "samples.safetensors")["samples"]
+    assert found.dtype == plain.samples.dtype
+    assert len(posterior) > 2
+    assert torch.equal(found, plain.samples)
+    assert torch.equal(bayesify.predict(posterior, X, seed=0).probs, bayesify.predict(plain, X, seed=0).probs)
+    with pytest.raises(FileExistsError):
+        posterior.map_samples(tmp_path / "bank" / "samples.safetensors")
+
+
+def test_mapping_keeps_what_is_there(tmp_path: Path):
+    bank = filled(mlp())
+    before = bank.samples.clone()
+    bank.map_samples(tmp_path / "samples.safetensors")
+    assert torch.equal(bank.samples, before)
+    assert torch.equal(load_file(tmp_path / "samples.safetensors")["samples"], before)
 
 
 # -- from other posteriors ----------------------------------------------------------------------------------------

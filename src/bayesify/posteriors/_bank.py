@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from bayesify._tree import batch_rows, call
 from bayesify.posteriors._base import Posterior
 from bayesify.posteriors._chains import chain_states, runs_batched, vectorised_outputs, vectorised_pass
+from bayesify.posteriors._mapped import mapped_tensor
 from bayesify.posteriors._noise import Key, ShapeError
 from bayesify.posteriors._row_statistics import estimate_statistics, statistics_rows, statistics_tree
 from bayesify.posteriors._weights import Codec, TensorTree, batch_norms, owners
@@ -113,6 +115,18 @@ class BankPosterior(Posterior):
         self.counts[chain] = count + 1
         if self.statistics.as_dict():
             self.fresh_statistics.fill_(False)
+
+    @torch.no_grad()
+    def map_samples(self, path: str | Path) -> None:
+        """Move the samples to a new safetensors file, which then holds them in memory's place: for large banks.
+
+        What is appended from now on is written there, and memory has only what is in use. Copies, and posteriors that
+        are moved to another type or device, have their samples in memory again.
+        """
+        mapped = mapped_tensor(Path(path), "samples", self.samples)
+        for row in self.rows:
+            mapped[row] = self.samples[row]
+        self.samples = mapped
 
     @torch.no_grad()
     def refresh_statistics(
