@@ -51,6 +51,19 @@ def test_chains_that_stay_apart_are_found():
     assert "split-R-hat" in str(found)
 
 
+def one_chain(drift: float) -> BankPosterior:
+    made = bayesify.convert(nn.Linear(2, 1).double(), SGLD(num_samples=200), likelihood="regression")
+    generator = torch.Generator().manual_seed(0)
+    for step in range(200):
+        made.append(torch.randn(3, dtype=torch.float64, generator=generator) + drift * step)
+    return made
+
+
+def test_a_single_chain_is_compared_with_itself():
+    assert (bayesify.diagnose(one_chain(0.0), X).weight_r_hat < 1.05).all()
+    assert (bayesify.diagnose(one_chain(0.02), X).weight_r_hat > 1.5).all()
+
+
 def test_few_samples_are_said():
-    with pytest.raises(ValueError, match="at least four"):
+    with pytest.raises(ValueError, match="at least 4 samples"):
         bayesify.diagnose(bank(0.0, 0.0, draws=3), X)

@@ -54,7 +54,7 @@ def diagnose(bank: BankPosterior, inputs: Any, *, num_weights: int = 100, seed: 
     the weights' figures are often worse than what matters. A single chain is compared with itself, half against half.
 
     Args:
-        bank: An SGLD posterior after `fit`, with at least four samples of each chain.
+        bank: An SGLD posterior after `fit`, with at least four samples of each chain, or eight of a single one.
         inputs: A batch of inputs; the outputs on them are looked at.
         num_weights: How many weights, chosen at random.
         seed: Of that choice.
@@ -68,8 +68,9 @@ def diagnose(bank: BankPosterior, inputs: Any, *, num_weights: int = 100, seed: 
         raise ImportError("diagnose needs ArviZ: pip install 'bayesify[diagnostics]'.") from error
     weights = bank.by_chain()
     chains, draws, columns = weights.shape
-    if draws < 4:
-        raise ValueError(f"Each chain needs at least four samples, and the shortest has {draws}. Raise num_samples.")
+    least = 4 if chains > 1 else 8
+    if draws < least:
+        raise ValueError(f"Each chain needs at least {least} samples, and the shortest has {draws}. Raise num_samples.")
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(columns, generator=generator)[:num_weights].to(weights.device)
     each = len(bank.samples) // chains
@@ -85,6 +86,9 @@ def diagnose(bank: BankPosterior, inputs: Any, *, num_weights: int = 100, seed: 
 
 def _figures(arviz: Any, array: Tensor) -> tuple[Tensor, Tensor]:
     """Return effective sample sizes and split-R-hats of each column of (chains, draws, columns)."""
-    columns = [array[:, :, index].numpy() for index in range(array.shape[2])]
-    ess = torch.tensor([float(arviz.ess(column)) for column in columns])
-    return ess, torch.tensor([float(arviz.rhat(column)) for column in columns])
+    ess = [float(arviz.ess(array[:, :, index].numpy())) for index in range(array.shape[2])]
+    if len(array) == 1:  # R-hat compares chains: the halves of one are two
+        half = array.shape[1] // 2
+        array = torch.cat([array[:, :half], array[:, -half:]])
+    r_hat = [float(arviz.rhat(array[:, :, index].numpy())) for index in range(array.shape[2])]
+    return torch.tensor(ess), torch.tensor(r_hat)

@@ -13,7 +13,7 @@ from bayesify.distill._baselines import fit_mixture, fit_pca, fit_swag, make_gen
 from bayesify.methods import inherit
 from bayesify.methods._gan import Game, make_players
 from bayesify.methods._reduction import Reduction, fold_generator, reduce_samples
-from bayesify.posteriors import BankPosterior, GeneratorPosterior, Posterior
+from bayesify.posteriors import BankPosterior, GeneratorPosterior, Posterior, VectorPosterior
 from bayesify.predict import predict
 
 __all__ = ["Agreement", "agreement", "distill"]
@@ -104,6 +104,8 @@ def distill(
         agreements = _play(game, made, reduction, bank, inputs, loader, steps, check_steps, patience, progress)
     inherit(made, bank)
     made.eval()
+    if isinstance(made, VectorPosterior):
+        made.outdate_statistics()
     if loader is not None:
         made.refresh_statistics(loader)
     made.agreements = agreements  # type: ignore[assignment]

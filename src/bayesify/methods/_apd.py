@@ -209,6 +209,7 @@ class APD(SGLD):
         for player in (posterior.generator, workshop.critic):
             player.zero_grad(set_to_none=True)
         workshop.rounds += 1
+        posterior.outdate_statistics()
 
     def _game(
         self, generator: nn.Sequential, critic: nn.Sequential, random: torch.Generator, workshop: Workshop | None = None
@@ -230,7 +231,7 @@ class APD(SGLD):
     @classmethod
     def example(cls) -> APD:
         """Return a short run with a small generator."""
-        return cls(**SGLD.example_settings(), chains=4, hidden=(20, 20), steps=500)
+        return cls(**SGLD.example_settings(), hidden=(20, 20), steps=500)
 
 
 @functools.lru_cache(maxsize=8)

@@ -153,6 +153,7 @@ class DistilledPosterior(GeneratorPosterior):
             last.weight.mul_(self.workshop.scale)
             last.bias.mul_(self.workshop.scale).add_(self.workshop.shift)
             self.workshop = None
+            self.outdate_statistics()
 
     # -- passes -------------------------------------------------------------------------------------------------
 

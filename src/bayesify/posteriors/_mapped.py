@@ -32,5 +32,6 @@ def mapped_tensor(path: Path, name: str, like: Tensor) -> Tensor:
         file.write(len(header).to_bytes(8, "little") + header)
         file.truncate(8 + len(header) + size)  # zeros that take no room on the disk until they are written to
     storage = torch.UntypedStorage.from_file(str(path), shared=True, nbytes=8 + len(header) + size)
+    assert isinstance(storage, torch.UntypedStorage)
     place = (8 + len(header)) // like.element_size()
     return torch.empty(0, dtype=like.dtype).set_(storage, place, like.shape, like.contiguous().stride())

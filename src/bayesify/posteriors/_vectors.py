@@ -40,7 +40,11 @@ class VectorPosterior(Posterior):
         self.codec = Codec(network, names)
         self.num_draws = num_draws
         self.statistics = statistics_tree(network, num_draws + 1)
-        self.register_buffer("fresh_statistics", torch.tensor(not self.statistics.as_dict()))
+        self.register_buffer("fresh_statistics", torch.ones((), dtype=torch.bool))
+
+    def outdate_statistics(self) -> None:
+        """Say that the weights have changed, so that their batch-normalisation statistics are not theirs."""
+        self.fresh_statistics.fill_(not self.statistics.as_dict())
 
     @abstractmethod
     def sample(self, key: Key) -> Tensor:
