@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, RandomSampler, Subset
 
 import bayesify
 from bayesify import IBNN, BayesAdapter
@@ -71,11 +71,12 @@ def methods(epochs: int) -> dict[str, bayesify.Method]:
 class Data:
     """Batches: all training images but the last 5,000 to learn from, those to find a temperature, the test images."""
 
-    def __init__(self, *, trial: bool) -> None:
-        """Read everything once."""
+    def __init__(self, images: int | None, *, trial: bool) -> None:
+        """Read everything once; an epoch has so many images, others each time, or all."""
         train, test = load("fashion-mnist", "train"), load("fashion-mnist", "test")
         own, val = len(train) - 5000, range(len(train) - 5000, len(train))
-        self.train = DataLoader(Subset(train, range(256 if trial else own)), 128, shuffle=True, drop_last=True)
+        mine = Subset(train, range(256 if trial else own))
+        self.train = DataLoader(mine, 128, sampler=RandomSampler(mine, num_samples=images), drop_last=True)
         self.val = DataLoader(Subset(train, val[:64] if trial else val), 500)
         self.test = DataLoader(Subset(test, range(64 if trial else len(test))), 500)
 
@@ -84,9 +85,9 @@ def fitted(data: Data, name: str, factor: int, seed: int, arguments: argparse.Na
     """Train a network of one size with one method, or go on with it."""
     torch.manual_seed(seed)
     posterior = bayesify.convert(LeNet(factor), methods(arguments.epochs)[name])
-    folder = arguments.work / f"{name}-{factor}-{seed}-{arguments.epochs}".replace(" ", "-")
+    folder = arguments.work / f"{name}-{factor}-{seed}-{arguments.epochs}-{arguments.images}".replace(" ", "-")
     checkpoint = {} if arguments.trial else {"checkpoint": folder, "checkpoint_steps": 200}
-    bayesify.fit(posterior, data.train, seed=seed, progress=False, **checkpoint)
+    bayesify.fit(posterior, data.train, num_data=len(data.train.dataset), seed=seed, progress=False, **checkpoint)
     return posterior
 
 
@@ -112,14 +113,16 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="*", default=[1, 2, 4, 8], help="factors of the widths")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0])
     parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--images", type=int, help="training images in an epoch; all, if not given")
     parser.add_argument("--only", nargs="*", help="names of methods")
     parser.add_argument("--work", type=Path, default=Path("ibnn-fashion-work"), help="folder for checkpoints")
     parser.add_argument("--trial", action="store_true", help="a few images, and nothing is kept")
     arguments = parser.parse_args()
     if arguments.trial:
         arguments.epochs = 1
-    data, part = Data(trial=arguments.trial), arguments.part
+    data, part = Data(None if arguments.trial else arguments.images, trial=arguments.trial), arguments.part
     command = f"python -m experiments.ibnn_fashion --part {part} --epochs {arguments.epochs}"
+    command += f" --images {arguments.images}" if arguments.images else ""
     rows = Rows(None if arguments.trial else RESULTS / f"ibnn_fashion_{part}.json", command)
     if part == "components":
         pictures = arguments.work if arguments.trial else RESULTS

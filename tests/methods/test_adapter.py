@@ -52,6 +52,23 @@ def test_autograd_of_the_kl_is_the_built_in_decay(prior: str):
         assert_close(log_std.grad, (decay * (2 * log_std).exp() - 1 / n).detach(), **EXACT)
 
 
+@pytest.mark.parametrize("noise", ["auto", "shared"])
+def test_frozen_statistics_train_what_predicts(noise: str):
+    x = _data()[:][0]
+    network = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 2)).double()
+    network(3 * x + 1)  # statistics unlike those of x
+    before = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    for statistics in ("frozen", "updated"):
+        method = BayesAdapter(start_std=(0.0, 0.0), statistics=statistics, noise=noise)
+        posterior = bayesify.convert(network, method).train()
+        same = torch.allclose(posterior(x), network.eval()(x), rtol=1e-12)
+        kept = all(torch.equal(posterior.network.get_buffer(name), value) for name, value in before.items())
+        assert same == kept == (statistics == "frozen")
+        assert posterior.network[1].training
+    with pytest.raises(ValueError, match="'updated' or 'frozen'"):
+        BayesAdapter(statistics="none")
+
+
 @pytest.mark.parametrize("prior", ["zero", "pretrained"])
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_both_forms_take_the_same_steps_of_sgd(prior: str, accumulate: int):

@@ -156,16 +156,19 @@ def test_foreign_rows_and_batch_normalisation(method: bayesify.Method, statistic
     assert (gap < 0.3) == (statistics == "apart")
 
 
-def test_foreign_rows_are_normalised_as_in_prediction():
+def test_foreign_rows_are_normalised_by_the_statistics_of_the_others():
     posterior = bayesify.convert(_network(), BayesAdapter(start_std=(0.0, 0.0))).train()
     network = _network().train()
     (x, _), foreign = _batches()
     for _ in range(2):  # twice, since running statistics move
         with posterior.noise.foreign_rows(5):
             found = posterior(torch.cat([x, foreign]))
-        expected = [network.train()(x)]
-        expected.append(network.eval()(foreign))
-        assert_close(found, torch.cat(expected), **EXACT)
+        features = network[0](x).detach()
+        by_hand = copy.deepcopy(network).eval()
+        by_hand[1].running_mean, by_hand[1].running_var = features.mean(0), features.var(0, correction=0)
+        assert_close(found, torch.cat([network(x), by_hand(foreign)]), **EXACT)
+        with posterior.noise.foreign_rows(5):  # nothing else is there
+            assert_close(posterior(foreign), copy.deepcopy(network).eval()(foreign), **EXACT)
     for name, buffer in network.named_buffers():
         assert_close(posterior.network.get_buffer(name), buffer, **EXACT)
 

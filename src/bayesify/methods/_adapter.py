@@ -48,6 +48,9 @@ class BayesAdapter(Method):
         log_std_lr: Of psi.
         log_std_schedule: Of psi's rate: "steps" multiplies it by 0.2 after each quarter of the run (appendix B),
             "constant", or "cosine" to zero. `schedule` is that of the means.
+        statistics: "updated" trains with the statistics of each batch, as the network was trained, and updates the
+            running ones; "frozen" normalises by the running statistics in training too and keeps them, so that what
+            is trained is what predicts, whatever the batch size. Small batches want the second.
         seed: Of the start of psi.
     """
 
@@ -64,6 +67,7 @@ class BayesAdapter(Method):
     lr: float = 8e-4
     log_std_lr: float = 0.1
     log_std_schedule: Literal["steps", "constant", "cosine"] = "steps"
+    statistics: Literal["updated", "frozen"] = "updated"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -73,6 +77,8 @@ class BayesAdapter(Method):
             raise ValueError(
                 f"start_std must be two numbers 0 < low <= high, or (0, 0) for no noise, but it is {self.start_std}."
             )
+        if self.statistics not in ("updated", "frozen"):
+            raise ValueError(f"statistics must be 'updated' or 'frozen', but it is {self.statistics!r}.")
         if self.noise not in (kinds := ("auto", "exemplar", "local", "flipout", "shared")):
             raise ValueError(f"noise must be one of {list(kinds)}, but it is {self.noise!r}.")
         if self.prior_std is None and not self.weight_decay > 0:
@@ -107,6 +113,7 @@ class BayesAdapter(Method):
             log_stds=log_stds,
             prior_means=means if self.prior == "pretrained" else None,
             noise=self.noise,
+            keep_statistics=self.statistics == "frozen",
         )
         posterior.conversion = table
         return posterior

@@ -49,8 +49,9 @@ class UncertaintyRegulariser:
             ln min(num_samples, classes), which I cannot pass, it has no effect but a constant; the paper's 0.75 with
             two samples is such.
         num_samples: Draws for each foreign input.
-        statistics: "apart" normalises foreign rows by running statistics, as in prediction, and lets them change
-            none; "together" puts all rows into one batch, as the authors do.
+        statistics: "apart" normalises foreign rows by the statistics of the ordinary ones, or by the running
+            statistics where each draw is a pass, and lets them change none; "together" puts all rows into one batch,
+            as the authors do.
 
     Example:
         >>> from torch import nn

@@ -14,9 +14,10 @@ from bayesify.posteriors._laplace import (
 )
 from bayesify.posteriors._members import MembersPosterior
 from bayesify.posteriors._noise import Key, Noise, NoiseTerms, generator_for
-from bayesify.posteriors._norm_members import NormMembersPosterior, tracking_norms
+from bayesify.posteriors._norm_members import NormMembersPosterior
 from bayesify.posteriors._norm_noise import NoiseShape, NormKind, NormNoise, attach_noise, norm_kind, register_norm
 from bayesify.posteriors._plain import PointPosterior
+from bayesify.posteriors._statistics import tracking_norms
 from bayesify.posteriors._swag import SWAGPosterior
 from bayesify.posteriors._vectors import GeneratorPosterior, MixturePosterior, VectorPosterior, make_generator
 from bayesify.posteriors._weights import Codec, TensorTree, owners, statistics_names

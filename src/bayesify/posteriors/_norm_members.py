@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,11 +14,12 @@ from bayesify.posteriors._forward import forbid_fused_layers
 from bayesify.posteriors._members import MembersPosterior
 from bayesify.posteriors._noise import Key, Noise
 from bayesify.posteriors._norm_noise import NormNoise, detach_noise
+from bayesify.posteriors._statistics import statistics_kept
 
 if TYPE_CHECKING:
     from bayesify.methods import Method
 
-__all__ = ["NormMembersPosterior", "tracking_norms"]
+__all__ = ["NormMembersPosterior"]
 
 
 class NormMembersPosterior(MembersPosterior):
@@ -59,24 +59,13 @@ class NormMembersPosterior(MembersPosterior):
     # -- passes ---------------------------------------------------------------------------------------------
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        with self._statistics_kept():
+        with statistics_kept(self.network, self.keep_statistics):
             return super()._run(args, kwargs)
 
     def reference(self, inputs: Any) -> Tensor:
         """Return what the user's network returns."""
-        with self._statistics_kept():
+        with statistics_kept(self.network, self.keep_statistics):
             return super().reference(inputs)
-
-    @contextmanager
-    def _statistics_kept(self) -> Iterator[None]:
-        norms = [norm for norm in tracking_norms(self.network).values() if norm.training and self.keep_statistics]
-        for norm in norms:
-            norm.training = False
-        try:
-            yield
-        finally:
-            for norm in norms:
-                norm.training = True
 
     def _learn_batch_dims(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         # Noise per example has to know the batch in fresh passes too.
@@ -114,12 +103,3 @@ class NormMembersPosterior(MembersPosterior):
         if f"{prefix}eta" in state_dict:
             self.make_room({"eta": state_dict[f"{prefix}eta"]})
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-
-def tracking_norms(network: nn.Module) -> dict[str, nn.Module]:
-    """Return the batch- and instance-normalisation layers that keep running statistics, by name."""
-    return {
-        name: module
-        for name, module in network.named_modules()
-        if isinstance(module, nn.modules.batchnorm._NormBase) and module.running_mean is not None
-    }

@@ -1,4 +1,4 @@
-"""Batch normalisation that foreign rows of a batch do not reach."""
+"""Statistics of normalisation layers: kept as they are, or out of the reach of foreign rows."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from torch.nn import functional
 
 from bayesify.posteriors._forward import patched_forward
 
-__all__ = ["normalise_apart", "statistics_apart"]
+__all__ = ["normalise_apart", "statistics_apart", "statistics_kept", "tracking_norms"]
 
 
 Normalise = Callable[[slice, Tensor | None, Tensor | None, bool, float], Tensor]
 
 
 def normalise_apart(layer: Any, x: Tensor, foreign: int, normalise: Normalise) -> Tensor:
-    """Normalise by the batch's statistics, but its last `foreign` rows by the running ones.
+    """Normalise by the statistics of the batch without its last `foreign` rows.
 
-    Foreign rows are so normalised as they are in prediction, and leave the running statistics alone. Without any, or in
-    evaluation mode, the statistics are those that `layer.forward` takes and updates.
+    Foreign rows are normalised by the others' statistics, since rows normalised in another way could be told by that
+    alone, and leave the running statistics alone. Rows that are all foreign are normalised by the running ones.
+    Without any, or in evaluation mode, the statistics are those that `layer.forward` takes and updates.
 
     Args:
         layer: A batch normalisation.
@@ -44,10 +45,11 @@ def normalise_apart(layer: Any, x: Tensor, foreign: int, normalise: Normalise) -
         return normalise(everything, mean, var, training, momentum)
     if foreign == len(x):
         return normalise(everything, mean, var, False, 0.0)
-    own = normalise(slice(0, len(x) - foreign), mean, var, True, momentum)
-    # Copies, since the next pass updates the statistics in place before this one's gradients are taken.
-    fixed = layer.running_mean.clone(), layer.running_var.clone()
-    return torch.cat([own, normalise(slice(len(x) - foreign, len(x)), *fixed, False, 0.0)])
+    own = slice(0, len(x) - foreign)
+    batch_var, batch_mean = torch.var_mean(x[own].detach(), [0, *range(2, x.ndim)], correction=0)
+    fixed = batch_mean.to(layer.running_mean), batch_var.to(layer.running_var)
+    ordinary = normalise(own, mean, var, True, momentum)
+    return torch.cat([ordinary, normalise(slice(len(x) - foreign, len(x)), *fixed, False, 0.0)])
 
 
 @contextmanager
@@ -72,3 +74,25 @@ def _forward(norm: Any, foreign: int, rows: int, input: Tensor) -> Tensor:
         return functional.batch_norm(input[part], mean, var, norm.weight, norm.bias, training, momentum, norm.eps)
 
     return normalise_apart(norm, input, foreign * (len(input) // rows), normalise)
+
+
+@contextmanager
+def statistics_kept(network: nn.Module, keep: bool) -> Iterator[None]:
+    """Normalise by the running statistics, and leave them alone, in training mode too, for a while."""
+    norms = [norm for norm in tracking_norms(network).values() if norm.training] if keep else []
+    for norm in norms:
+        norm.training = False
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.training = True
+
+
+def tracking_norms(network: nn.Module) -> dict[str, nn.Module]:
+    """Return the batch- and instance-normalisation layers that keep running statistics, by name."""
+    return {
+        name: module
+        for name, module in network.named_modules()
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.running_mean is not None
+    }

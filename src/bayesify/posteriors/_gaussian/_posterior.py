@@ -18,6 +18,7 @@ from bayesify.posteriors._gaussian._plan import Plan, make_plan
 from bayesify.posteriors._gaussian._site import NoiseKind, Pass, Site
 from bayesify.posteriors._look import refuse_recomputation
 from bayesify.posteriors._noise import Key, generator_for
+from bayesify.posteriors._statistics import statistics_kept
 from bayesify.posteriors._weights import TensorTree, owners, tensor_of
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class GaussianPosterior(Posterior):
             one draw with random signs for each example; "shared", one draw for all; "auto" takes, layer by layer, the
             fastest of the first three. Biases, scales and shifts always have an independent draw for each example,
             unless "shared".
+        keep_statistics: Whether normalisation uses its running statistics in training too, and leaves them alone.
 
     Example:
         >>> from bayesify import MAP
@@ -67,8 +69,10 @@ class GaussianPosterior(Posterior):
         log_stds: Mapping[str, Tensor],
         prior_means: Mapping[str, Tensor] | None = None,
         noise: NoiseKind = "auto",
+        keep_statistics: bool = False,
     ) -> None:
         super().__init__(network, method)
+        self.keep_statistics = keep_statistics
         for name, log_std in log_stds.items():
             if log_std.shape != (mean := network.get_parameter(name)).shape:
                 raise ValueError(
@@ -109,6 +113,10 @@ class GaussianPosterior(Posterior):
         return mean + (log_std.exp() * noise).to(mean.dtype)
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        with statistics_kept(self.network, self.keep_statistics):
+            return self._run_noisy(args, kwargs)
+
+    def _run_noisy(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         noise = self.noise
         if noise.silent or noise.keys or self.noise_kind == "shared":
             return super()._run(args, kwargs)
