@@ -79,9 +79,17 @@ class Lab:
         return bayesify.sample_bank(self.sgld(), number)
 
     def distilled(self, how: str, number: int = 2000, **options: Any) -> bayesify.Posterior:
-        """Return a distillation of SGLD's samples."""
+        """Return a distillation of SGLD's samples, from its folder if it is there."""
+        words = [how, str(number), *(f"{key}-{value}" for key, value in options.items())]
+        folder = self.folder("-".join(words).replace(", ", "-").strip("()"))
+        if folder is not None and (folder / "config.json").exists():
+            torch.manual_seed(0)
+            return bayesify.load(folder, mlp(*self.sizes)).eval()
         game = {"steps": 10 if self.trial else 20_000, "inputs": self.held_out} if "gan" in how else {}
-        return bayesify.distill(self.bank(number), how, progress=False, **{**game, **options})  # type: ignore[arg-type]
+        made = bayesify.distill(self.bank(number), how, progress=False, **{**game, **options})  # type: ignore[arg-type]
+        if folder is not None:
+            bayesify.save(made, folder)
+        return made
 
     def members(self) -> dict[str, Callable[[], bayesify.Posterior]]:
         """Return how each row of the tables is made."""
