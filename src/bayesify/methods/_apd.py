@@ -231,7 +231,7 @@ class APD(SGLD):
     @classmethod
     def example(cls) -> APD:
         """Return a short run with a small generator."""
-        return cls(**SGLD.example_settings(), hidden=(20, 20), steps=500)
+        return cls(**SGLD.example_settings(), chains=2, hidden=(20, 20), steps=500)
 
 
 @functools.lru_cache(maxsize=8)
