@@ -95,7 +95,7 @@ CASES = (
         variant=", together",
     ),
     Case(
-        APD(hidden=(6,), latent=4, steps=4, num_draws=4, num_samples=4, epochs=3, lr=0.5, weight_decay=0.0),
+        APD(chains=2, hidden=(6,), latent=4, steps=4, num_draws=4, num_samples=4, epochs=3, lr=0.5, weight_decay=0.0),
         APD(hidden=(6,), latent=4, num_draws=4, num_samples=4),
         any_draws=False,
     ),

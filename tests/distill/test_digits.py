@@ -22,7 +22,7 @@ def made() -> dict[str, bayesify.Posterior]:
     data = DataLoader(TensorDataset(flat(train.inputs), train.targets), 100, shuffle=True)
     bayesify.fit(bank, data, progress=False, accuracy_tolerance=1)
     held_out = flat(val.inputs)[:100]
-    options = {"hidden": (20, 20), "lr": 5e-4, "steps": 200, "check_steps": 100}
+    options = {"hidden": (20, 20), "lr": 1e-3, "steps": 500, "check_steps": 100}
     small = distill(bank, inputs=held_out, progress=False, **options)
     return {"SGLD": bank.eval(), "APD": small, "PCA": distill(bank, "pca", latent=20, progress=False)}
 

@@ -204,8 +204,20 @@ def test_settings_that_make_no_sense(settings: dict, words: str):
         APD(**settings)
 
 
-def test_one_sample_is_too_few():
+@pytest.mark.parametrize("online", [False, True])
+def test_one_sample_is_too_few(online: bool):
     network, data = problem()
-    posterior = bayesify.convert(network, APD(**{**QUICK, "num_samples": 1}))
+    posterior = bayesify.convert(network, APD(online=online, **{**QUICK, "num_samples": 1}))
     with pytest.raises(ValueError, match="single sample"):
         bayesify.fit(posterior, data, **OPTIONS)
+
+
+@pytest.mark.parametrize("online", [False, True])
+def test_a_run_that_ends_before_its_first_sample_learns_from_the_chains_ends(online: bool):
+    network, data = problem()
+    posterior = bayesify.convert(network, APD(online=online, chains=3, start="perturbed", **{**QUICK, "burn_in": 0.99}))
+    bayesify.fit(posterior, [next(iter(data))], num_data=24, **{**OPTIONS, "epochs": 1})
+    first = torch.cat([p.detach().flatten() for p in network.parameters()])
+    draws = torch.stack([posterior.sample(key) for key in posterior.keys(3, seed=0)])
+    assert not torch.isclose(draws, first).all(1).any()
+    assert not torch.isclose(draws[0], draws[1]).all()

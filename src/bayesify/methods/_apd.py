@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from bayesify.convert import Selection, require_something, select_parameters
 from bayesify.methods._bank import DTYPES
@@ -133,6 +134,15 @@ class APD(SGLD):
         workshop = self._workshop(posterior)
         return self.joint_stage(posterior, workshop.chains, workshop.num_data)
 
+    def make_schedule(self, optimiser: Optimizer, total_steps: int) -> LambdaLR:
+        """Return the schedule of the step sizes, if there will be anything to learn from."""
+        if self.chains * min(self.num_samples, max(1, len(_sample_numbers(self, total_steps)))) < 2:
+            raise ValueError(
+                f"{total_steps} steps of one chain with num_samples={self.num_samples} keep a single sample, and a "
+                "generator needs at least two to learn from. Fit for more epochs, lower burn_in, or run several chains."
+            )
+        return super().make_schedule(optimiser, total_steps)
+
     def after_step(self, posterior: Posterior, step: int, total_steps: int, steps_per_epoch: int) -> None:
         """Keep samples where they are due; online, let the generator learn from them."""
         del steps_per_epoch
@@ -157,13 +167,10 @@ class APD(SGLD):
         workshop = self._workshop(posterior)
         if int(workshop.total) == 0:
             workshop.collect()
-        if len(workshop) < 2:
-            raise ValueError(
-                "The chains gave a single sample, and a generator needs at least two to learn from. Fit for more "
-                "epochs, lower burn_in, or run several chains."
-            )
         if not self.online:
             self._learn_from_all(posterior, progress)
+        elif int(workshop.rounds) == 0:
+            self._round(posterior, self.steps)
         posterior.close_workshop()
         posterior.refresh_statistics(loader, max_batches=self.statistics_batches, progress=progress)
 
@@ -190,8 +197,7 @@ class APD(SGLD):
     def _round(self, posterior: DistilledPosterior, steps: int) -> None:
         """Let the generator take steps on the samples there are."""
         workshop = self._workshop(posterior)
-        if len(workshop) < 2:
-            warnings.warn("A round with one sample teaches nothing. Raise round_samples or chains.", stacklevel=2)
+        if len(workshop) < 2:  # a first round of one chain's one sample
             return
         random = generator_for(Key(self.seed, int(workshop.rounds)), "distillation", posterior.residual_std.device)
         if int(workshop.rounds) == 0:
