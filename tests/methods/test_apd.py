@@ -92,7 +92,12 @@ def test_rounds_share_the_generators_steps(monkeypatch: pytest.MonkeyPatch):
     network, data = problem()
     method = APD(online=True, thin=2, round_samples=2, **{**QUICK, "steps": 11, "burn_in": 0.0})
     taken = []
-    monkeypatch.setattr(APD, "_round", lambda self, posterior, steps: taken.append(steps))
+
+    def count(self: APD, posterior: bayesify.Posterior, steps: int) -> None:
+        taken.append(steps)
+        posterior.workshop.rounds += 1
+
+    monkeypatch.setattr(APD, "_round", count)
     bayesify.fit(bayesify.convert(network, method), data, **OPTIONS)
     assert _sample_numbers(method, 16) == {2 * number: number for number in range(1, 9)}
     assert taken == [2, 3, 3, 3]

@@ -152,7 +152,7 @@ def test_chains_that_move_together_are_chains(kind: str):
     posterior = bayesify.convert(network, method)
     vectorised = posterior.chain_outputs(batches[0][0])
     for index in range(3):
-        with posterior.chain(index):
+        with posterior.member(index):
             torch.testing.assert_close(vectorised[index], posterior.outputs(batches[0][0]), rtol=1e-12, atol=1e-12)
     starts = [{name: p.detach().clone() for name, p in posterior.chain_tensors(c).items()} for c in range(3)]
     seeds = []

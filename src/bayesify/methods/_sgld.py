@@ -171,7 +171,7 @@ class SGLD(Method):
             Stage(
                 f"chain {index + 1}/{self.chains}" if self.chains > 1 else self.name,
                 [{"params": list(chain.parameters()), "num_data": posterior.num_data}, *_learned(posterior)],
-                partial(posterior.chain, index),
+                partial(posterior.member, index),
             )
             for index, chain in enumerate(posterior.chains)
         ]

@@ -152,8 +152,8 @@ class BankPosterior(Posterior):
         return tree.as_dict()
 
     @contextmanager
-    def chain(self, index: int) -> Iterator[BankPosterior]:
-        """Run with the present state of a chain for a while, which is what a sampler moves."""
+    def member(self, index: int) -> Iterator[BankPosterior]:
+        """Fix the chain for a while: passes are of its present state, which is what a sampler moves; means its own."""
         with self.noise.of_member(index):
             yield self
 
@@ -164,7 +164,7 @@ class BankPosterior(Posterior):
             return together
         outputs = []
         for index in range(len(self.chains)):
-            with self.chain(index):
+            with self.member(index):
                 outputs.append(self.outputs(inputs))
         return torch.stack(outputs)
 
@@ -181,8 +181,11 @@ class BankPosterior(Posterior):
     def tensors(self) -> dict[str, Tensor]:
         """Return the weights, and their statistics, for the present mode."""
         noise = self.noise
-        if self.chains and (len(self) == 0 or (noise.member is not None and not noise.keys)):
+        moving = noise.member is not None and not noise.keys and not noise.silent
+        if self.chains and (len(self) == 0 or moving):
             return self.chain_tensors(noise.member or 0)
+        if noise.silent and noise.member is not None and len(self.counts) > 1:
+            return self.codec.split(self.samples[self.chain_rows()[noise.member]].to(self._dtype()).mean(0))
         if noise.silent:
             return self.codec.split(self.average()) | statistics_rows(self.network, self.statistics, 0)
         key = noise.keys[0] if noise.keys else self.keys(1, int(torch.randint(2**31, ())))[0]
@@ -235,11 +238,13 @@ class BankPosterior(Posterior):
         return [Key(0, rows[int((index + offset) * step)]) for index in range(count)]
 
     def _check_mean(self) -> None:
-        if len(self.counts) > 1:
+        if len(self.counts) > 1 and self.noise.member is None:
             raise ValueError(
                 "Chains that ran apart have no mean network: the average of their weights is none of theirs. Use "
-                "how='sampling'."
+                "how='sampling', or one chain: `with posterior.member(0), posterior.mean():`."
             )
+        if len(self.counts) > 1 and len(self) and self.statistics.as_dict():
+            raise ValueError("The mean of one chain has no batch-normalisation statistics. Use how='sampling'.")
         if not bool(self.fresh_statistics[0]):
             raise ValueError(
                 "The bank's mean network has no batch-normalisation statistics. Call "
