@@ -146,7 +146,8 @@ class GeneratorPosterior(VectorPosterior):
         """Return the weights of a draw, (D,)."""
         like = self.residual_std
         z = like.new_empty(self.latent).normal_(generator=generator_for(key, "latent", like.device))
-        weights: Tensor = self.generator(z)
+        with torch.autocast(like.device.type, enabled=False):  # weights are made in their own type
+            weights: Tensor = self.generator(z)
         if bool(like > 0):
             noise = torch.empty_like(weights).normal_(generator=generator_for(key, "residual", like.device))
             weights = weights.addcmul_(noise, like)
@@ -160,9 +161,10 @@ class GeneratorPosterior(VectorPosterior):
         key = Key(0, 0)
         hidden = like.new_empty(4096, self.latent).normal_(generator=generator_for(key, "centre", like.device))
         hidden = hidden - hidden.mean(0)
-        for layer in layers:
-            hidden = layer(hidden)
-        weights: Tensor = last(hidden.mean(0))
+        with torch.autocast(like.device.type, enabled=False):
+            for layer in layers:
+                hidden = layer(hidden)
+            weights: Tensor = last(hidden.mean(0))
         return weights
 
 
