@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from bayesify import ABNN, SWAG, BayesAdapter, DeepEnsemble, Laplace, MCDropout, convert, fit, predict
+from bayesify import ABNN, APD, SGLD, SWAG, BayesAdapter, DeepEnsemble, Laplace, MCDropout, convert, fit, predict
 from bayesify.methods import methods
 from tests.torchvision_stub import import_torchvision
 
@@ -108,6 +108,10 @@ def configuration(name, network):
         return MCDropout() if any(rates) else MCDropout(p=0.2, insert_before="linear")
     if name == "swag":
         return SWAG(rank=2, num_draws=3)
+    if name == "sgld":
+        return SGLD(num_samples=3)
+    if name == "apd":
+        return APD(num_samples=1, latent=2, hidden=(2,), num_draws=3)
     if name == "deep-ensemble":
         return DeepEnsemble(members=3, start="perturbed")
     if name == "abnn":
@@ -120,7 +124,7 @@ def configuration(name, network):
 
 
 def fit_a_little(posterior, inputs):
-    """Let a SWAG posterior see some snapshots, and a Laplace posterior some data, so that their draws differ."""
+    """Let SWAG and banks see some snapshots, and a Laplace posterior some data, so that their draws differ."""
     if hasattr(posterior, "curvature"):
         with torch.no_grad():
             output = posterior.likelihood.classes_last(posterior.outputs(inputs))
@@ -134,13 +138,19 @@ def fit_a_little(posterior, inputs):
         for name, grad in zip(weights, grads, strict=True):  # a scale of zero hides what lies before it
             reached = grad is not None and bool(grad.any())
             assert bool(posterior.curvature.as_dict()[name].any()) == reached, name
-    if not hasattr(posterior, "collect"):
+    if hasattr(posterior, "generator"):
+        with torch.no_grad():
+            posterior.generator[-1].weight.normal_(std=0.01)
+    if not hasattr(posterior, "collect") and not hasattr(posterior, "append"):
         return
     for _ in range(3):
         with torch.no_grad():
             for parameter in posterior.network.parameters():
                 parameter.add_(0.05 * torch.randn_like(parameter) * parameter.std(correction=0))
-        posterior.collect()
+        if hasattr(posterior, "collect"):
+            posterior.collect()
+        else:
+            posterior.append(posterior.codec.flatten(posterior.network))
     batch = {**inputs, "labels": torch.zeros(3)} if isinstance(inputs, dict) else (torch.randn(16, 3, 32, 32), None)
     posterior.refresh_statistics([batch])
 
@@ -154,7 +164,7 @@ def test_convert_and_predict(architecture, name):
     modules = dict(network.named_modules())
 
     # Millions of random weights would only take time.
-    include = ["conv1", "fc"] if "resnet" in architecture and name in ("swag", "deep-ensemble") else None
+    include = ["conv1", "fc"] if "resnet" in architecture and name in ("swag", "deep-ensemble", "sgld", "apd") else None
     posterior = convert(network, configuration(name, network), include=include)
     fit_a_little(posterior, inputs)
     prediction = predict(posterior, inputs, num_samples=3, seed=4, keep_samples=True)

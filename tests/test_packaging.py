@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "src" / "bayesify").rglob("*.py"))
 PUBLIC = [name for name in bayesify.__all__ if not name.startswith("_")]
 
-OPTIONAL = {"PIL", "accelerate", "jinja2", "matplotlib", "sklearn", "tensorboard", "transformers"}
+OPTIONAL = {"PIL", "accelerate", "arviz", "jinja2", "matplotlib", "sklearn", "tensorboard", "transformers"}
 
 # Prints what `import bayesify` adds to `import torch`: seconds and top-level modules.
 IMPORT_PROBE = """

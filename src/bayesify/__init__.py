@@ -9,14 +9,18 @@ from bayesify import measure
 from bayesify.calibrate import calibrate
 from bayesify.check import Check, check
 from bayesify.convert import convert
+from bayesify.diagnose import Diagnosis, diagnose
+from bayesify.distill import distill
 from bayesify.evaluate import Evaluation, evaluate
 from bayesify.export import export
 from bayesify.fit import History, fit
 from bayesify.likelihoods import Bernoulli, Categorical, Custom, Gaussian, Likelihood
 from bayesify.methods import (
     ABNN,
+    APD,
     IBNN,
     MAP,
+    SGLD,
     SWAG,
     BayesAdapter,
     DeepEnsemble,
@@ -25,7 +29,9 @@ from bayesify.methods import (
     Method,
     UncertaintyRegulariser,
     ensemble,
+    join_banks,
     methods,
+    sample_bank,
 )
 from bayesify.posteriors import Posterior
 from bayesify.predict import predict
@@ -39,8 +45,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ABNN",
+    "APD",
     "IBNN",
     "MAP",
+    "SGLD",
     "SWAG",
     "BayesAdapter",
     "Bernoulli",
@@ -49,6 +57,7 @@ __all__ = [
     "ClassificationPrediction",
     "Custom",
     "DeepEnsemble",
+    "Diagnosis",
     "Evaluation",
     "FeaturePrediction",
     "Gaussian",
@@ -66,17 +75,21 @@ __all__ = [
     "convert",
     "data",
     "decide",
+    "diagnose",
+    "distill",
     "ensemble",
     "evaluate",
     "export",
     "fit",
     "fit_variance_scale",
     "input_sensitivity",
+    "join_banks",
     "load",
     "measure",
     "methods",
     "predict",
     "report",
+    "sample_bank",
     "save",
 ]
 

@@ -81,13 +81,15 @@ def save(posterior: Posterior, path: str | Path) -> None:
             old.unlink(missing_ok=True)
 
 
-def load(path: str | Path, network: nn.Module) -> Posterior:
+def load(path: str | Path, network: nn.Module, *, memory_map: bool = False) -> Posterior:
     """Load a posterior onto the network it was made from.
 
     Args:
         path: The folder that `save` made.
         network: The network, with the weights it had when it was converted; it is left untouched. On another device
             or not, the posterior lands where the network is.
+        memory_map: Leave buffers, such as the samples of a large bank, in the file and read what is used. The file
+            must then stay; what is written to them is not written to it. On a CPU only.
 
     Returns:
         The posterior, bit for bit.
@@ -124,7 +126,13 @@ def load(path: str | Path, network: nn.Module) -> Posterior:
     tensors |= {name: own[source] for name, source in config["network"].items()}
     for name, tensor in state.items():  # what was saved in another precision than the network's keeps it
         tensor.data = tensor.data.to(tensors[name].dtype)
-    posterior.load_state_dict({**posterior.state_dict(), **tensors})
+    mapped = {name for name, _ in posterior.named_buffers()} & set(tensors) if memory_map else set()
+    for name in mapped:
+        if state[name].device.type != "cpu":
+            raise ValueError(f"memory_map reads files on a CPU, and the network is on {state[name].device}.")
+        state[name].data = tensors[name]  # as the file is read: page by page
+    own_memory = {name: tensor for name, tensor in tensors.items() if name not in mapped}
+    posterior.load_state_dict({**posterior.state_dict(), **own_memory})
     return posterior
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
-from bayesify import ABNN, IBNN, MAP, SWAG, BayesAdapter, DeepEnsemble, Laplace, MCDropout, Method, Posterior
+from bayesify import ABNN, APD, IBNN, MAP, SGLD, SWAG, BayesAdapter, DeepEnsemble, Laplace, MCDropout, Method, Posterior
 
 CLASSES = 3
 
@@ -81,6 +81,43 @@ CASES = (
     Case(
         IBNN(components=2, samples=2, epochs=2, start_std=(0.3, 0.1), weights="joint", latent_lr=0.1),
         IBNN(components=2, samples=2, means_std=0.0, start_std=(0.0, 0.0)),
+    ),
+    Case(
+        SGLD(num_samples=4, epochs=3, lr=0.5, weight_decay=0.0, burn_in=0.3),
+        SGLD(num_samples=4),
+        any_draws=False,
+    ),
+    Case(
+        SGLD(num_samples=2, chains=2, together=True, epochs=3, lr=0.5, weight_decay=0.0, burn_in=0.3),
+        SGLD(num_samples=2, chains=2, together=True),
+        mean=False,
+        any_draws=False,
+        variant=", together",
+    ),
+    Case(
+        APD(chains=2, hidden=(6,), latent=4, steps=4, num_draws=4, num_samples=4, epochs=3, lr=0.5, weight_decay=0.0),
+        APD(hidden=(6,), latent=4, num_draws=4, num_samples=4),
+        any_draws=False,
+    ),
+    Case(
+        APD(
+            online=True,
+            thin=1,
+            round_samples=2,
+            chains=2,
+            restart=True,
+            hidden=(6,),
+            latent=4,
+            steps=4,
+            num_draws=4,
+            num_samples=4,
+            epochs=3,
+            lr=0.5,
+            weight_decay=0.0,
+        ),
+        APD(online=True, hidden=(6,), latent=4, num_draws=4, num_samples=4),
+        any_draws=False,
+        variant=", online",
     ),
 )
 

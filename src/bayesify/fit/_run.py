@@ -160,6 +160,7 @@ class Run:
     def _stage(self, index: int, stage: Stage, loader: Iterable[Any], saved: dict[str, Any] | None) -> None:
         if not any(parameter.requires_grad for group in stage.groups for parameter in group["params"]):
             raise ValueError(f"There is nothing to train in {stage.name}: every parameter is frozen.")
+        self._seed(index, -1, shared=True)  # what an optimiser draws when it is made is the same in every process
         optimiser = self.make_optimiser(stage.groups)
         self.method.prepare_optimiser(self.posterior, optimiser, self.num_data)
         schedule = self.method.make_schedule(optimiser, self.epochs * self.steps_per_epoch)

@@ -94,6 +94,7 @@ class Method(ABC):
     version: ClassVar[int] = 1
     trains_draws: ClassVar[bool] = True  # whether the pass that is trained is random
     first_order: ClassVar[bool] = False  # whether means and variances are carried as of a linearised network
+    listed: ClassVar[bool] = True  # False for what a function makes of a posterior, and `fit` does not learn
 
     epochs: int = 0
     lr: float = 0.01
@@ -194,8 +195,8 @@ def register(cls: type[Method]) -> type[Method]:
 
 
 def methods() -> dict[str, type[Method]]:
-    """Return the registered methods by name."""
-    return dict(_METHODS)
+    """Return the registered methods by name; those that only files need to know are left out."""
+    return {name: cls for name, cls in _METHODS.items() if cls.listed}
 
 
 def as_method(method: Method | type[Method] | str) -> Method:
@@ -204,9 +205,9 @@ def as_method(method: Method | type[Method] | str) -> Method:
         return method
     if isinstance(method, type) and issubclass(method, Method):
         return method()
-    if isinstance(method, str) and method in _METHODS:
+    if isinstance(method, str) and method in methods():
         return _METHODS[method]()
-    raise ValueError(f"There is no method {method!r}. Give a method object, or one of {sorted(_METHODS)}.")
+    raise ValueError(f"There is no method {method!r}. Give a method object, or one of {sorted(methods())}.")
 
 
 def method_from_dict(values: dict[str, Any]) -> Method:

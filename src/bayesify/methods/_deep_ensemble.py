@@ -15,7 +15,9 @@ from bayesify.methods._base import Method, Schedule, Stage, register
 from bayesify.methods._members import member_losses, member_stages
 from bayesify.posteriors import LossTerms, MembersPosterior, Posterior, statistics_names
 
-__all__ = ["DeepEnsemble", "ensemble"]
+__all__ = ["DeepEnsemble", "Start", "ensemble", "start_member"]
+
+Start = Literal["reset", "perturbed", "network"]
 
 
 @register
@@ -38,7 +40,7 @@ class DeepEnsemble(Method):
     trains_draws = False
 
     members: int = 5
-    start: Literal["reset", "perturbed", "network"] = "reset"
+    start: Start = "reset"
     perturb_std: float = 0.1
     seed: int = 0
     epochs: int = 30
@@ -62,21 +64,10 @@ class DeepEnsemble(Method):
         require_something(table, network, "DeepEnsemble", "parameters that are not frozen")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            members = [self._member(network, names) for _ in range(self.members)]
+            members = [start_member(network, names, self.start, self.perturb_std) for _ in range(self.members)]
         posterior = MembersPosterior(network, members, self)
         posterior.conversion = table
         return posterior
-
-    def _member(self, network: nn.Module, names: list[str]) -> dict[str, Tensor]:
-        buffers = {name: network.get_buffer(name).clone() for name in statistics_names(network)}
-        weights = {name: network.get_parameter(name).detach().clone() for name in names}
-        if self.start == "perturbed":
-            for weight in weights.values():
-                scale = self.perturb_std * weight.square().mean().sqrt()
-                weight.add_(torch.randn_like(weight) * scale)
-        if self.start == "reset":
-            weights, buffers = _initialised(network, names, list(buffers))
-        return {**{name: nn.Parameter(w) for name, w in weights.items()}, **buffers}
 
     def objective(self, posterior: Posterior, inputs: Any, targets: Any, num_data: int) -> LossTerms:
         """Return the present member's loss, or the mean over members when none is chosen."""
@@ -86,6 +77,19 @@ class DeepEnsemble(Method):
     def stages(self, posterior: Posterior) -> list[Stage]:
         """Return one stage for each member."""
         return member_stages(posterior)
+
+
+def start_member(network: nn.Module, names: list[str], start: Start, perturb_std: float) -> dict[str, Tensor]:
+    """Return the tensors that a member, or a chain, begins with: parameters and batch-normalisation statistics."""
+    buffers = {name: network.get_buffer(name).clone() for name in statistics_names(network)}
+    weights = {name: network.get_parameter(name).detach().clone() for name in names}
+    if start == "perturbed":
+        for weight in weights.values():
+            scale = perturb_std * weight.square().mean().sqrt()
+            weight.add_(torch.randn_like(weight) * scale)
+    if start == "reset":
+        weights, buffers = _initialised(network, names, list(buffers))
+    return {**{name: nn.Parameter(w) for name, w in weights.items()}, **buffers}
 
 
 def _initialised(

@@ -1,6 +1,8 @@
 """What is random: one file for each kind of posterior."""
 
+from bayesify.posteriors._bank import BankPosterior
 from bayesify.posteriors._base import Draw, LossTerms, Posterior, ShapeError, require_posterior
+from bayesify.posteriors._distilled import DistilledPosterior, Workshop
 from bayesify.posteriors._dropout import AlphaDropoutNoise, DropoutNoise, NoisePosterior
 from bayesify.posteriors._gaussian import GaussianPosterior, NoiseKind
 from bayesify.posteriors._inputs import InputMixturePosterior, register_layer
@@ -11,20 +13,25 @@ from bayesify.posteriors._laplace import (
     LastLayerLaplacePosterior,
 )
 from bayesify.posteriors._members import MembersPosterior
-from bayesify.posteriors._noise import Key, Noise, NoiseTerms
+from bayesify.posteriors._noise import Key, Noise, NoiseTerms, generator_for
 from bayesify.posteriors._norm_members import NormMembersPosterior
 from bayesify.posteriors._norm_noise import NoiseShape, NormKind, NormNoise, attach_noise, norm_kind, register_norm
 from bayesify.posteriors._plain import PointPosterior
 from bayesify.posteriors._statistics import tracking_norms
 from bayesify.posteriors._swag import SWAGPosterior
-from bayesify.posteriors._weights import TensorTree, owners, statistics_names
+from bayesify.posteriors._vectors import GeneratorPosterior, MixturePosterior, VectorPosterior, make_generator
+from bayesify.posteriors._weights import Codec, TensorTree, owners, statistics_names
 
 __all__ = [
     "AlphaDropoutNoise",
+    "BankPosterior",
+    "Codec",
     "DiagonalLaplacePosterior",
+    "DistilledPosterior",
     "Draw",
     "DropoutNoise",
     "GaussianPosterior",
+    "GeneratorPosterior",
     "InputMixturePosterior",
     "Key",
     "KroneckerLaplacePosterior",
@@ -32,6 +39,7 @@ __all__ = [
     "LastLayerLaplacePosterior",
     "LossTerms",
     "MembersPosterior",
+    "MixturePosterior",
     "Noise",
     "NoiseKind",
     "NoisePosterior",
@@ -45,7 +53,11 @@ __all__ = [
     "SWAGPosterior",
     "ShapeError",
     "TensorTree",
+    "VectorPosterior",
+    "Workshop",
     "attach_noise",
+    "generator_for",
+    "make_generator",
     "norm_kind",
     "owners",
     "register_layer",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -96,6 +97,16 @@ class Posterior(nn.Module):
         Empty for posteriors whose noise is in their layers.
         """
         return {}
+
+    def drawn_tensors(self, key: Key) -> dict[str, Tensor]:
+        """Return what a draw puts in place of the tensors of `plain_network`, by name."""
+        with self.noise.mode(keys=(key,)):
+            return self.tensors()
+
+    def plain_network(self) -> nn.Module | None:
+        """Return a copy of the network that is a draw with the draw's tensors in it; None where noise is in layers."""
+        inside = any(isinstance(getattr(module, "noise", None), Noise) for module in self.network.modules())
+        return None if inside else copy.deepcopy(self.network)
 
     def outputs(self, inputs: Any) -> Tensor:
         """Run one pass on inputs of any structure and return the tensor of logits or means."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 from bayesify.posteriors._batch_dims import learn_batch_dims
 from bayesify.posteriors._forward import forbid_fused_layers
 from bayesify.posteriors._members import MembersPosterior
-from bayesify.posteriors._noise import Noise
+from bayesify.posteriors._noise import Key, Noise
+from bayesify.posteriors._norm_noise import NormNoise, detach_noise
 from bayesify.posteriors._statistics import statistics_kept
 
 if TYPE_CHECKING:
@@ -69,6 +71,25 @@ class NormMembersPosterior(MembersPosterior):
         # Noise per example has to know the batch in fresh passes too.
         if self.noise.batch_dims is None and not self.noise.in_pass:
             learn_batch_dims(self.network, self.noise, lambda inputs: self._run(*inputs), (args, dict(kwargs)))
+
+    # -- as weights -----------------------------------------------------------------------------------------
+
+    def plain_network(self) -> nn.Module | None:
+        """Return a copy without noise; None where the noise is no scale of a layer's."""
+        network = copy.deepcopy(self.network)
+        return network if all(detach_noise(module) for module in list(network.modules())) else None
+
+    def drawn_tensors(self, key: Key) -> dict[str, Tensor]:
+        """Return the member's tensors, with the draw's noise in the scales of its layers."""
+        tensors = {**super().drawn_tensors(key)}
+        with self.noise.mode(keys=(key,)), self.noise.one_pass(1):
+            for path, module in self.network.named_modules():
+                noise, name = getattr(module, "output_noise", None), f"{path}.weight".removeprefix(".")
+                gamma = tensors.get(name, getattr(module, "weight", None))
+                scaled = noise.scaled(gamma) if isinstance(noise, NormNoise) and gamma is not None else None
+                if scaled is not None:
+                    tensors[name] = scaled.detach()
+        return tensors
 
     # -- state ----------------------------------------------------------------------------------------------
 

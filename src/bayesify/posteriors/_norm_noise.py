@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bayesify.posteriors._noise import Noise, NoiseTerms
 
-__all__ = ["NoiseShape", "NormKind", "NormNoise", "attach_noise", "norm_kind", "register_norm"]
+__all__ = ["NoiseShape", "NormKind", "NormNoise", "attach_noise", "detach_noise", "norm_kind", "register_norm"]
 
 NoiseShape = Literal["sample-channel", "element", "channel"]
 
@@ -169,6 +169,22 @@ def attach_noise(module: nn.Module, kind: NormKind, alpha: float, noise: Noise, 
         module.register_forward_hook(_after)
     else:
         module.get_submodule(kind.before).register_forward_pre_hook(partial(_inside, module))
+
+
+def detach_noise(module: nn.Module) -> bool:
+    """Take the noise away again where it is a scale of the layer's own; return whether the module has none then."""
+    noise = module._modules.get("output_noise")
+    if not isinstance(noise, NormNoise):
+        return True
+    own = [key for key, hook in module._forward_pre_hooks.items() if hook is _scale]
+    if noise.alpha != 0 and (noise.shape == "element" or not own):
+        return False
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        for key in [key for key, hook in hooks.items() if hook in (_scale, _after_scale, _after)]:
+            del hooks[key]
+            module._forward_hooks_always_called.pop(key, None)
+    del module._modules["output_noise"]
+    return True
 
 
 def _scale(module: nn.Module, args: Any) -> None:

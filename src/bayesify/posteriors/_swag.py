@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from itertools import islice
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from bayesify._modes import evaluation_mode
-from bayesify._tree import call, split_batch, to_device
 from bayesify.posteriors._base import Posterior
 from bayesify.posteriors._noise import Key, generator_for
-from bayesify.posteriors._weights import Codec, TensorTree, batch_norms, owners, statistics_names
+from bayesify.posteriors._row_statistics import estimate_statistics, statistics_rows, statistics_tree
+from bayesify.posteriors._weights import Codec, owners
 
 if TYPE_CHECKING:
     from bayesify.methods import Method
@@ -69,18 +65,17 @@ class SWAGPosterior(Posterior):
         self.register_buffer("average", weights)
         self.register_buffer("square", torch.zeros_like(weights))
         self.register_buffer("deviations", weights.new_zeros(rank, weights.numel()))
-        stats = {name: network.get_buffer(name) for name in statistics_names(network)}
-        self.statistics = TensorTree({name: s.expand(num_draws + 1, *s.shape).clone() for name, s in stats.items()})
+        self.statistics = statistics_tree(network, num_draws + 1)
         self.register_buffer("snapshots", torch.zeros((), dtype=torch.long))
         self.register_buffer("fresh_statistics", torch.ones((), dtype=torch.bool))
 
     # -- learning ---------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def collect(self) -> None:
-        """Add the network's present weights to the moments (Welford's update, exact in one pass)."""
+    def collect(self, weights: Tensor | None = None) -> None:
+        """Add weights, by default the network's present ones, to the moments (Welford's update, exact in one pass)."""
         count = int(self.snapshots) + 1
-        weights = self.codec.flatten(self.network)
+        weights = self.codec.flatten(self.network) if weights is None else weights.to(self.average)
         step = weights - self.average
         if count == 1:  # the pretrained weights were a placeholder
             self.average.copy_(weights)
@@ -107,22 +102,14 @@ class SWAGPosterior(Posterior):
         """
         if not self.statistics.as_dict():
             return
-        device = next(self.network.parameters()).device
-        statistics = self.statistics.as_dict()
         for draw in progress(range(-1, self.num_draws)):
-            tensors = self._weights(Key(0, draw) if draw >= 0 else None)
-            tensors |= {name: rows[draw + 1] for name, rows in statistics.items()}
-            for name, rows in statistics.items():
-                if name.endswith("num_batches_tracked"):
-                    rows[draw + 1] = 0  # the first batch then replaces what was there
-            with _cumulative_statistics(self.network):
-                batches = 0
-                for batch in islice(loader, max_batches):
-                    batches += 1
-                    inputs, _ = split_batch(to_device(batch, device))
-                    call(lambda *a, **k: functional_call(self.network, tensors, a, k), inputs)  # noqa: B023
-            if batches == 0:
-                raise ValueError("The loader gave no batch, so there is nothing to estimate statistics from.")
+            estimate_statistics(
+                self.network,
+                self._weights(Key(0, draw) if draw >= 0 else None),
+                {name: rows[draw + 1] for name, rows in self.statistics.as_dict().items()},
+                loader,
+                max_batches=max_batches,
+            )
         self.fresh_statistics.fill_(True)
 
     # -- prediction -------------------------------------------------------------------------------------------
@@ -140,10 +127,7 @@ class SWAGPosterior(Posterior):
         return self._weights(key) | self._statistics(key.index + 1)
 
     def _statistics(self, row: int) -> dict[str, Tensor]:
-        # In training mode batch normalisation writes into its statistics: those of a draw must not change.
-        rows = {name: rows[row] for name, rows in self.statistics.as_dict().items()}
-        trains = any(norm.training for norm in batch_norms(self.network).values())
-        return {name: s.clone() for name, s in rows.items()} if trains else rows
+        return statistics_rows(self.network, self.statistics, row)
 
     def _weights(self, key: Key | None) -> dict[str, Tensor]:
         if key is None:
@@ -179,19 +163,3 @@ class SWAGPosterior(Posterior):
     def sites(self) -> set[nn.Module]:
         """Return the modules that own a random parameter or re-estimated statistics."""
         return owners(self.network, [*self.codec.names, *self.statistics.as_dict()])
-
-
-@contextmanager
-def _cumulative_statistics(network: nn.Module) -> Iterator[None]:
-    """Let batch normalisation, and nothing else, train, with plain averages over batches."""
-    norms = list(batch_norms(network).values())
-    momenta = [norm.momentum for norm in norms]
-    with evaluation_mode(network):
-        for norm in norms:
-            norm.train()
-            norm.momentum = None  # type: ignore[assignment]
-        try:
-            yield
-        finally:
-            for norm, momentum in zip(norms, momenta, strict=True):
-                norm.momentum = momentum

@@ -62,12 +62,20 @@ class Codec:
 
     def flatten(self, network: nn.Module) -> Tensor:
         """Return the network's present parameters as a vector, in the widest of their types."""
-        return torch.cat([network.get_parameter(name).detach().reshape(-1).to(self.dtype) for name in self.names])
+        return self.join({name: network.get_parameter(name) for name in self.names})
+
+    def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return parameters by name as a vector, in the widest of their types; `split` undoes it."""
+        return torch.cat([tensors[name].detach().reshape(-1).to(self.dtype) for name in self.names])
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
-        """Return the parameters that a vector holds, by name: views of it where the types agree."""
-        pieces = zip(self.names, torch.split(vector, self.sizes), self.shapes, self.dtypes, strict=True)
-        return {name: piece.view(shape).to(self._type(dtype, vector)) for name, piece, shape, dtype in pieces}
+        """Return the parameters that a vector holds, by name: views of it where the types agree.
+
+        A matrix (S, D) of several vectors gives parameters (S, ...).
+        """
+        lead = vector.shape[:-1]
+        pieces = zip(self.names, torch.split(vector, self.sizes, -1), self.shapes, self.dtypes, strict=True)
+        return {name: piece.view(lead + shape).to(self._type(dtype, vector)) for name, piece, shape, dtype in pieces}
 
     def _type(self, dtype: torch.dtype, vector: Tensor) -> torch.dtype:
         # A posterior moved to another precision moves its vectors with it.

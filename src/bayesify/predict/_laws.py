@@ -65,7 +65,9 @@ def laws(posterior: Posterior) -> list[Law]:
     """Return the components of a posterior; they have equal weights."""
     raise ValueError(
         f"A {type(posterior).__name__} has no independent Gaussian weights and no noisy layers, so its predictions "
-        "need draws: use how='sampling'. Another kind of posterior is made known with bayesify.predict.laws.register."
+        "need draws: use how='sampling'. Samples of weights have means and variances that can be carried: "
+        "distill(sample_bank(posterior, 100), 'swag', latent=0). Another kind of posterior is made known with "
+        "bayesify.predict.laws.register."
     )
 
 

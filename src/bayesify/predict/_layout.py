@@ -94,14 +94,18 @@ def _agrees(posterior: Posterior, twice: Any, key: Key, *, tiled: bool) -> bool:
 
 def _widest_activations(posterior: Posterior, twice: Any, keys: Sequence[Key]) -> tuple[int, int]:
     """Return the elements per example of the widest output of a module, and of the widest from the first noise on."""
-    widest, widest_after = 1, 1
+    widest, widest_after, random = 1, 1, False
+    sites = posterior.sites()
     posterior.evaluate(twice, keys)  # a first draw may also pass other numbers of rows, which must not be counted
 
     def look(module: nn.Module, args: Any, output: Any) -> None:
+        nonlocal random
+        random = random or module in sites or posterior.noise.fired
+
         def size(tensor: Tensor) -> None:
             nonlocal widest, widest_after
             widest = max(widest, tensor.numel() // 2)
-            if posterior.noise.fired:
+            if random:
                 widest_after = max(widest_after, tensor.numel() // 2)
 
         map_tensors(size, output)

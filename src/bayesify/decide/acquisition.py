@@ -1,0 +1,202 @@
+"""Decide which examples to label next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from bayesify.measure.uncertainty import entropy
+
+__all__ = ["Acquisition", "Round", "acquire", "active_learning", "batch_bald"]
+
+Acquisition = Literal["entropy", "bald", "variation-ratio", "max-probability", "model-variance", "batch-bald", "random"]
+SCORES = {
+    "entropy": "total",
+    "bald": "epistemic",
+    "variation-ratio": "variation_ratio",
+    "max-probability": "max_probability",
+    "model-variance": "model_variance",
+}
+
+
+def acquire(
+    prediction: Any,
+    num: int,
+    *,
+    how: Acquisition = "bald",
+    indices: Sequence[int] | Tensor | None = None,
+    seed: int = 0,
+) -> Tensor:
+    """Choose the examples of a pool that are most worth a label.
+
+    Args:
+        prediction: Of the pool, from `predict`; with `keep_samples=True` for "batch-bald".
+        num: How many to choose; a smaller pool is chosen whole.
+        how: The highest "entropy", "bald" (mutual information), "variation-ratio", "max-probability" (least
+            confidence) or "model-variance"; "batch-bald" looks at the chosen ones together; "random".
+        indices: Each pool row's index in the data set; None takes the rows' own positions.
+        seed: Of "random", and of the order of equal scores.
+
+    Returns:
+        Indices into the data set, (num,), best first.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> pool = SimpleNamespace(epistemic=torch.tensor([0.1, 0.9, 0.5]))
+        >>> acquire(pool, 2, indices=[10, 20, 30]).tolist()
+        [20, 30]
+    """
+    if how not in (*SCORES, "batch-bald", "random"):
+        raise ValueError(f"how must be one of {[*SCORES, 'batch-bald', 'random']}, but it is {how!r}.")
+    if num < 1:
+        raise ValueError(f"num must be at least 1, but it is {num}.")
+    generator = torch.Generator().manual_seed(seed)
+    if how == "batch-bald":
+        if prediction.samples is None:
+            raise ValueError("Batch-BALD needs the draws: predict(posterior, pool, keep_samples=True).")
+        chosen = batch_bald(prediction.samples, num, seed=seed)
+        rows = prediction.samples.shape[1]
+    else:
+        if how == "random":
+            rows = len(prediction)
+            scores = torch.zeros(rows)
+        else:
+            scores = torch.as_tensor(getattr(prediction, SCORES[how])).cpu()
+            rows = len(scores)
+        if scores.ndim != 1:
+            raise ValueError(f"Scores of shape {tuple(scores.shape)} are not one per example. Average dense ones.")
+        # A stable sort of a random order breaks ties at random: half of a pool may have a variation ratio of zero.
+        order = torch.randperm(rows, generator=generator)
+        chosen = order[scores[order].argsort(descending=True, stable=True)][:num]
+    if indices is None:
+        return chosen
+    table = torch.as_tensor(indices)
+    if len(table) != rows:
+        raise ValueError(f"There are {len(table)} indices for a pool of {rows} examples.")
+    return table[chosen]
+
+
+def batch_bald(probs: Tensor, num: int, *, joint_samples: int = 10_000, seed: int = 0) -> Tensor:
+    """Choose examples with the greatest mutual information of all their labels and the weights (Kirsch et al. 2019).
+
+    I(y_1..y_b; w) = H(y_1..y_b) - sum_i E_w H(y_i | w), greedily. The joint entropy sums over all C^(b-1) labels of
+    those chosen so far while these are few, and over `joint_samples` sampled ones afterwards.
+
+    Args:
+        probs: Draws' probabilities of the pool, (S, N, C).
+        num: How many to choose.
+        joint_samples: The largest number of joint labels kept.
+        seed: Of the sampled ones.
+
+    Returns:
+        Positions in the pool, (num,), in the order they were chosen. Costs num times S N C K products, K joint
+        labels.
+    """
+    if probs.ndim != 3:
+        raise ValueError(f"probs must be (S, N, C), but it is {tuple(probs.shape)}.")
+    probs = probs.double().cpu()
+    draws, pool, classes = probs.shape
+    conditional = entropy(probs).mean(0)
+    joint = torch.ones(1, draws, dtype=torch.float64)  # probability of each joint label of the chosen, by draw
+    weights = torch.ones(1, dtype=torch.float64)  # 1/proposal for sampled joint labels, 1 while all are there
+    generator = torch.Generator().manual_seed(seed)
+    chosen: list[int] = []
+    exact = True
+    for _ in range(min(num, pool)):
+        scores = torch.empty(pool, dtype=torch.float64)
+        block = max(1, 2**22 // (joint.shape[0] * classes))
+        for start in range(0, pool, block):
+            part = probs[:, start : start + block]
+            mean = torch.einsum("ks,snc->nkc", joint, part) / draws
+            scores[start : start + block] = -(weights[:, None] * torch.special.xlogy(mean, mean)).sum((1, 2))
+        scores -= conditional
+        scores[chosen] = -torch.inf
+        best = int(scores.argmax())
+        chosen.append(best)
+        if exact and joint.shape[0] * classes <= joint_samples:
+            joint = (joint[:, None, :] * probs[:, best].T[None]).flatten(0, 1)
+            weights = torch.ones(len(joint), dtype=torch.float64)
+        else:
+            joint, weights = _sample_joint(probs[:, chosen], joint_samples, generator)
+            exact = False
+        conditional = conditional + float(entropy(probs[:, best]).mean())
+    return torch.tensor(chosen)
+
+
+def _sample_joint(probs: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Sample joint labels of (S, b, C): a draw, then labels from it; weights make sums over them expectations."""
+    draws, size, _ = probs.shape
+    which = torch.randint(draws, (count,), generator=generator)
+    joint = torch.ones(count, draws, dtype=torch.float64)
+    for position in range(size):
+        labels = torch.multinomial(probs[which, position], 1, generator=generator)[:, 0]
+        joint *= probs[:, position].T[labels]
+    return joint, 1 / (joint.mean(1) * count)
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of active learning.
+
+    Attributes:
+        labelled: Indices of the labelled examples that the round learned from.
+        chosen: Indices that were chosen after it; empty in the last.
+        results: What `measure` returned.
+    """
+
+    labelled: tuple[int, ...]
+    chosen: tuple[int, ...]
+    results: dict[str, float]
+
+
+def active_learning(
+    learn: Callable[[list[int], Any], Any],
+    predict: Callable[[Any, list[int]], Any],
+    measure: Callable[[Any], dict[str, float]],
+    *,
+    start: Sequence[int],
+    pool: Sequence[int],
+    num: int,
+    rounds: int,
+    how: Acquisition = "bald",
+    seed: int = 0,
+) -> list[Round]:
+    """Label, learn, measure, choose, again and again.
+
+    Args:
+        learn: `learn(indices, before)` makes a posterior of the examples with these indices. Before is the posterior of
+            the last round, None in the first: go on from it, or begin anew.
+        predict: Returns the prediction of a posterior for pool examples with these indices.
+        measure: Returns numbers of a posterior, for the learning curve.
+        start: Indices of the first labelled examples.
+        pool: Indices of those that may be labelled.
+        num: How many are labelled in each round.
+        rounds: How many times to learn; labels are bought in all but the last.
+        how: As `acquire`.
+        seed: Of the choice.
+
+    Returns:
+        The rounds; the i-th learned from len(start) + i num labels.
+    """
+    if len(set(start)) < len(start) or len(set(pool)) < len(pool):
+        raise ValueError("An index is given twice. An example is labelled once: give each index once.")
+    first = set(start)
+    labelled, open_ = list(start), [index for index in pool if index not in first]
+    history: list[Round] = []
+    posterior: Any = None
+    for number in range(rounds):
+        posterior = learn(list(labelled), posterior)
+        results = measure(posterior)
+        chosen: list[int] = []
+        if number + 1 < rounds and open_:
+            prediction = predict(posterior, open_)
+            chosen = acquire(prediction, num, how=how, indices=open_, seed=seed + number).tolist()
+        history.append(Round(tuple(labelled), tuple(chosen), results))
+        labelled += chosen
+        bought = set(chosen)
+        open_ = [index for index in open_ if index not in bought]
+    return history

@@ -1,0 +1,79 @@
+"""Samples in their own span: fewer coordinates, the same distances."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Reduction", "fold_generator", "reduce_samples"]
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """An isometry between the affine hull of samples and R^r, w = mean + scale basis' c.
+
+    Attributes:
+        mean: Mean of the samples, (D,).
+        basis: Orthonormal rows, (r, D).
+        scale: Makes the coordinates' average variance one.
+        coordinates: Of the samples, (M, r).
+        residual_std: Standard deviation per weight of what the basis leaves out; 0 if it spans all samples.
+    """
+
+    mean: Tensor
+    basis: Tensor
+    scale: float
+    coordinates: Tensor
+    residual_std: float
+
+    def fold(self, last: nn.Linear, into: nn.Linear) -> None:
+        """Write a linear layer to coordinates as one to weights, into another: W = scale basis' A, b = mean + ..."""
+        with torch.no_grad():
+            into.weight.copy_(self.scale * (self.basis.T @ last.weight))
+            into.bias.copy_(self.mean + self.scale * (self.basis.T @ last.bias))
+
+
+def reduce_samples(samples: Tensor, rank: int | None = None) -> Reduction:
+    """Find the coordinates of samples (M, D) in their span, by the eigenvectors of their M x M Gram matrix.
+
+    Costs M^2 D products; distances between samples are kept exactly while r is M - 1, the default.
+
+    Args:
+        samples: (M, D), with M at least 2.
+        rank: The largest number r of coordinates; None takes all.
+
+    Example:
+        >>> samples = torch.randn(5, 50, dtype=torch.float64)
+        >>> found = reduce_samples(samples)
+        >>> torch.allclose(found.scale * torch.cdist(*[found.coordinates] * 2), torch.cdist(samples, samples))
+        True
+    """
+    if samples.ndim != 2 or samples.shape[0] < 2:
+        raise ValueError(f"At least two samples are needed, as a matrix (M, D), not {tuple(samples.shape)}.")
+    mean = samples.mean(0)
+    centred = samples - mean
+    values, vectors = torch.linalg.eigh((centred @ centred.T).double())
+    values, vectors = values.flip(0).clamp_min(0), vectors.flip(1)
+    # Centring takes one dimension; of the rest, those beyond rounding count.
+    known = int((values > values[0] * 1e-10).sum())
+    kept = max(1, min(known, samples.shape[0] - 1, rank or known))
+    lengths = values[:kept].sqrt()
+    coordinates = vectors[:, :kept] * lengths
+    basis = (vectors[:, :kept] / lengths.clamp_min(1e-300)).to(samples.dtype).T @ centred
+    scale = float(coordinates.square().mean().sqrt()) or 1.0
+    left = float(values[kept:].sum()) / samples.numel()
+    residual = left**0.5 if kept < known else 0.0
+    return Reduction(mean, basis, scale, (coordinates / scale).to(samples.dtype), residual)
+
+
+@torch.no_grad()
+def fold_generator(small: nn.Sequential, reduction: Reduction, into: nn.Sequential) -> None:
+    """Write a generator of coordinates into one of weights, with the same hidden layers."""
+    for source, target in zip(list(small)[:-1], list(into)[:-1], strict=True):
+        target.load_state_dict(source.state_dict())
+    last, wide = small[-1], into[-1]
+    assert isinstance(last, nn.Linear)
+    assert isinstance(wide, nn.Linear)
+    reduction.fold(last, wide)

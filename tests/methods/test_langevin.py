@@ -1,0 +1,215 @@
+"""The sampler against hand-written steps and against stationary distributions that are known exactly.
+
+The statistical tests run many independent chains at once, so that their draws are independent, and reject at five
+standard errors: a false alarm in two million runs for each number.
+"""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bayesify.methods._langevin import Langevin, standard_normal
+from bayesify.posteriors import Key, generator_for
+
+N = 50
+FIVE = 5.0
+
+
+def sampler(weights: Tensor, **settings) -> Langevin:
+    options = {"lr": 0.1, "weight_decay": 0.3, "seed": 7, **settings}
+    return Langevin([{"params": [weights]}], torch.tensor(N), **options)
+
+
+def noise(weights: Tensor, step: int) -> Tensor:
+    return torch.empty_like(weights).normal_(generator=generator_for(Key(7, step), "weights", weights.device))
+
+
+@pytest.mark.parametrize("kind", ["sgld", "sghmc", "psgld"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 0.3])
+def test_steps_are_the_papers(kind: str, temperature: float):
+    lr, wd, friction = 0.1, 0.3, 0.2
+    target = torch.randn(5, dtype=torch.float64)
+    weights = nn.Parameter(torch.randn(5, dtype=torch.float64))
+    optimiser = sampler(weights, kind=kind, temperature=temperature, friction=friction)
+    optimiser.param_groups[0]["adapt_steps"] = 3
+    w, v, square = weights.detach().clone(), torch.zeros(5, dtype=torch.float64), None
+    for step in range(1, 7):
+        optimiser.zero_grad()
+        (0.5 * (weights - target) ** 2).sum().backward()
+        optimiser.step()
+        z = noise(w, step)
+        gradient = w - target
+        if kind == "sgld":
+            w = w - lr / 2 * (gradient + wd * w) + math.sqrt(temperature * lr / N) * z
+        elif kind == "sghmc":
+            v = (1 - friction) * v - lr / 2 * (gradient + wd * w) + math.sqrt(friction * temperature * lr / N) * z
+            w = w + v
+        else:
+            if step <= 3:
+                square = gradient**2 if square is None else 0.99 * square + 0.01 * gradient**2
+            G = 1 / (1e-5 + square.sqrt())
+            w = w - lr / 2 * G * (gradient + wd * w) + (temperature * lr * G / N).sqrt() * z
+        torch.testing.assert_close(weights.detach(), w, rtol=1e-12, atol=1e-12)
+
+
+def test_friction_one_is_sgld():
+    starts = torch.randn(4, dtype=torch.float64)
+    ends = []
+    for kind in ("sgld", "sghmc"):
+        weights = nn.Parameter(starts.clone())
+        optimiser = sampler(weights, kind=kind, friction=1.0)
+        for _ in range(5):
+            weights.grad = weights.detach() ** 3
+            optimiser.step()
+        ends.append(weights.detach())
+    torch.testing.assert_close(*ends, rtol=1e-12, atol=1e-12)
+
+
+def test_prior_std_is_weight_decay():
+    ends = []
+    for settings in ({"weight_decay": 0.3}, {"prior_std": 1 / math.sqrt(N * 0.3)}):
+        weights = nn.Parameter(torch.ones(3, dtype=torch.float64))
+        optimiser = sampler(weights, **settings)
+        weights.grad = torch.zeros_like(weights)
+        optimiser.step()
+        ends.append(weights.detach())
+    torch.testing.assert_close(*ends)
+
+
+def test_groups_that_are_not_sampled_descend():
+    weights = nn.Parameter(torch.ones(3))
+    optimiser = Langevin([{"params": [weights], "sampled": False}], torch.tensor(N), lr=0.1, weight_decay=1.0)
+    weights.grad = torch.full((3,), 2.0)
+    optimiser.step()
+    assert torch.equal(weights.detach(), torch.full((3,), 0.9))
+
+
+def test_an_unknown_number_of_data_is_said():
+    weights = nn.Parameter(torch.ones(3))
+    optimiser = Langevin([{"params": [weights]}], torch.tensor(0), lr=0.1)
+    weights.grad = torch.zeros(3)
+    with pytest.raises(ValueError, match="num_data=n"):
+        optimiser.step()
+
+
+# -- stationary distributions -------------------------------------------------------------------------------------
+
+
+def run(start: Tensor, gradient, steps: int, **settings) -> tuple[Tensor, Langevin]:
+    weights = nn.Parameter(start)
+    optimiser = sampler(weights, **settings)
+    for group in optimiser.param_groups:
+        group["adapt_steps"] = 1
+    for _ in range(steps):
+        weights.grad = gradient(weights.detach())
+        optimiser.step()
+    return weights.detach(), optimiser
+
+
+def assert_covariance(draws: Tensor, expected: Tensor, mean: Tensor) -> None:
+    """Draws (K, d) are independent N(mean, expected)."""
+    white = torch.linalg.solve_triangular(torch.linalg.cholesky(expected), (draws - mean).T, upper=False)
+    size = draws.shape[0]
+    assert (white.mean(1).abs() < FIVE / math.sqrt(size)).all()
+    products = white @ white.T / size
+    assert ((products.diagonal() - 1).abs() < FIVE * math.sqrt(2 / size)).all()
+    outside = products - products.diagonal().diag()
+    assert (outside.abs() < FIVE / math.sqrt(size)).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_without_data_the_variance_is_the_priors(dtype: torch.dtype):
+    # 1/(n wd), with the discretisation's own factor 1/(1 - lr wd/4), which is known.
+    lr, wd = 0.2, 0.5
+    weights, _ = run(torch.zeros(100_000, dtype=dtype), torch.zeros_like, 120, lr=lr, weight_decay=wd)
+    expected = 1 / (N * wd) / (1 - lr * wd / 4)
+    assert abs(weights.double().var().item() / expected - 1) < FIVE * math.sqrt(2 / 100_000)
+    assert abs(expected * N * wd - 1) < 0.03
+
+
+PRECISION = torch.tensor([[2.0, 0.6, 0.0], [0.6, 1.0, -0.3], [0.0, -0.3, 0.5]], dtype=torch.float64)
+MEAN = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.1])
+def test_sgld_on_a_gaussian(temperature: float):
+    lr = 0.1
+    draws, _ = run(
+        torch.zeros(40_000, 3, dtype=torch.float64), lambda w: (w - MEAN) @ PRECISION, 500,
+        lr=lr, weight_decay=0.0, temperature=temperature,
+    )  # fmt: skip
+    # S = (I - h A) S (I - h A) + T lr/n I has the solution T/n A^-1 (I - h A/2)^-1.
+    exact = temperature / N * torch.linalg.inv(PRECISION)
+    stationary = exact @ torch.linalg.inv(torch.eye(3, dtype=torch.float64) - lr / 4 * PRECISION)
+    assert_covariance(draws, stationary, MEAN)
+    assert (stationary - exact).norm() < 0.06 * exact.norm()
+
+
+def test_sghmc_on_a_gaussian():
+    lr, friction = 0.02, 0.1
+    draws, _ = run(
+        torch.zeros(20_000, 3, dtype=torch.float64), lambda w: (w - MEAN) @ PRECISION, 600,
+        kind="sghmc", lr=lr, weight_decay=0.0, friction=friction,
+    )  # fmt: skip
+    # (w, v) is linear: x <- F x + noise. Its covariance is the fixed point of S = F S F' + Q.
+    eye, h = torch.eye(3, dtype=torch.float64), lr / 2 * PRECISION
+    F = torch.cat([torch.cat([eye - h, (1 - friction) * eye], 1), torch.cat([-h, (1 - friction) * eye], 1)])
+    Q = (friction * lr / N * eye).repeat(2, 2)
+    system = torch.eye(36, dtype=torch.float64) - torch.kron(F, F)
+    stationary = torch.linalg.solve(system, Q.flatten()).view(6, 6)[:3, :3]
+    assert_covariance(draws, stationary, MEAN)
+    exact = torch.linalg.inv(PRECISION) / N
+    assert (stationary - exact).norm() < 0.03 * exact.norm()
+
+
+def test_psgld_on_a_gaussian():
+    lr, curvature = 0.05, torch.tensor([4.0, 1.0, 0.25], dtype=torch.float64)
+    torch.manual_seed(0)
+    start = MEAN + torch.randn(30_000, 3, dtype=torch.float64).sign() * (1 + torch.rand(30_000, 3, dtype=torch.float64))
+    draws, optimiser = run(
+        start, lambda w: (w - MEAN) * curvature, 800, kind="psgld", lr=lr, weight_decay=0.0
+    )  # fmt: skip
+    G = 1 / (1e-5 + next(iter(optimiser.state.values()))["square"].sqrt())
+    stationary = lr * G / N / (1 - (1 - lr / 2 * G * curvature) ** 2)
+    assert_covariance((draws - MEAN) / stationary.sqrt(), torch.eye(3, dtype=torch.float64), torch.zeros(3))
+    exact = 1 / (N * curvature)
+    assert (stationary / exact - 1).abs().max() < 0.02
+
+
+# -- noise --------------------------------------------------------------------------------------------------------
+
+
+def test_looked_up_normals_are_normal():
+    from scipy import stats
+
+    z = standard_normal(1_000_000, torch.Generator().manual_seed(0))[-1].double()
+    size = len(z)
+    for power, (moment, variance) in {1: (0, 1), 2: (1, 2), 3: (0, 15), 4: (3, 96)}.items():
+        assert abs((z**power).mean().item() - moment) < FIVE * math.sqrt(variance / size), power
+    assert stats.kstest(z.numpy()[:200_000], "norm").pvalue > 1e-6
+    # Independence of neighbours, which come from the same random word.
+    for lag in range(1, 9):
+        assert abs((z[lag:] * z[:-lag]).mean().item()) < FIVE / math.sqrt(size), lag
+
+
+def test_the_table_has_variance_one_and_is_symmetric():
+    from bayesify.methods._langevin import _quantiles
+
+    table = _quantiles().double()
+    assert abs(table.square().mean().item() - 1) < 1e-7
+    torch.testing.assert_close(table, -table.flip(0), rtol=1e-5, atol=1e-6)
+    assert 4.1 < table.max() < 4.4
+
+
+@pytest.mark.parametrize("size", [1, 4095, 4096, 4097, 4098, 4099])
+def test_any_number_of_normals(size: int):
+    room = standard_normal(size, torch.Generator().manual_seed(3))
+    one = room[-1].clone()
+    assert one.shape == (size,)
+    other = standard_normal(size, torch.Generator().manual_seed(4), room=room)[-1].clone()
+    assert not torch.equal(one, other)
+    again = standard_normal(size, torch.Generator().manual_seed(3), room=room)[-1]
+    assert torch.equal(one, again)
+    assert again.data_ptr() == room[-1].data_ptr()
