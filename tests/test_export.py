@@ -106,6 +106,7 @@ def test_a_backward_pass_is_traced_too():
             torch.testing.assert_close(found[name], getattr(expected, name), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # inductor's own
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_compiles_without_a_graph_break(backend):
     if backend == "inductor" and not any(shutil.which(name) for name in ("g++", "clang++", "c++")):
