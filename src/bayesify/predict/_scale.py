@@ -24,7 +24,8 @@ from bayesify.prediction import ClassificationPrediction, Prediction, Regression
 __all__ = ["fit_variance_scale", "prediction_nll"]
 
 Found = list[tuple[list[OutputMoments], Tensor]]
-SWEEPS = 4  # over the layers
+SWEEPS = 20  # over the layers, at most: they end with one that gains less than GAIN nats
+GAIN = 1e-5
 LOWEST, HIGHEST = math.log(1e-4), math.log(1e4)
 
 
@@ -157,10 +158,14 @@ def _per_layer(
     def with_one(layer: str, value: float) -> float:
         return nll(together({**logs, layer: value}))
 
+    value = math.inf
     for _ in range(SWEEPS):
+        before = value
         for layer in layers:
             loss = partial(with_one, layer)
-            logs[layer], _ = minimise(loss, LOWEST, HIGHEST, start=logs[layer], points=9, tolerance=0.05)
+            logs[layer], value = minimise(loss, LOWEST, HIGHEST, start=logs[layer], points=9, tolerance=0.01)
+        if not before - value > GAIN:
+            break
     scales = {layer: math.exp(value) for layer, value in logs.items()}
     # Moments are not quite linear in the variances: what is returned was tried.
     return scales if nll(run(scales)) <= nll(found) else dict.fromkeys(layers, 1.0)
