@@ -111,7 +111,7 @@ def configuration(name, network):
     if name == "sgld":
         return SGLD(num_samples=3)
     if name == "apd":
-        return APD(num_samples=1, latent=2, hidden=(2,), num_draws=3)
+        return APD(num_samples=1, latent=4, hidden=(8,), num_draws=3)
     if name == "deep-ensemble":
         return DeepEnsemble(members=3, start="perturbed")
     if name == "abnn":

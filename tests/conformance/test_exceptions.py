@@ -45,7 +45,9 @@ def _fuse(posterior: Posterior) -> Fuse:
 
 
 def _state(posterior: Posterior) -> tuple:
-    modules = [(id(m), m.training, sorted(m.__dict__)) for m in posterior.modules()]
+    # The workshop of a generator that learns is left behind with what it had learned.
+    named = [(name, m) for name, m in posterior.named_modules() if not name.startswith("workshop")]
+    modules = [(id(m), m.training, sorted(m.__dict__)) for _, m in named]
     noise = posterior.noise
     return modules, noise.silent, noise.keys, noise.member
 
@@ -59,6 +61,8 @@ def _assert_works(case: Case, posterior: Posterior) -> None:
 
 @pytest.mark.parametrize("training", [False, True])
 def test_an_exception_inside_mean(case: Case, training: bool):
+    if case.variant == ", together":
+        pytest.skip("the mean of one chain has no statistics")
     posterior = _posterior(case).train(training)
     before = _state(posterior)
     member = nullcontext() if case.mean else posterior.member(1)

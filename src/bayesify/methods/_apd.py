@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -207,13 +208,16 @@ class APD(SGLD):
             )
             posterior.generator.load_state_dict(generator.state_dict())
             workshop.critic.load_state_dict(critic.state_dict())
-        game = self._game(posterior.generator, workshop.critic, random, workshop)
+        # Copies, since several processes watch the gradients of what the posterior holds.
+        kept = (posterior.generator, workshop.critic)
+        players = copy.deepcopy(kept)
+        game = self._game(*players, random, workshop)
         rows = workshop.samples[: len(workshop)]
         with torch.enable_grad():
             for _ in range(steps):
                 game.step(rows, workshop.prepare)
-        for player in (posterior.generator, workshop.critic):
-            player.zero_grad(set_to_none=True)
+        for player, learned in zip(kept, players, strict=True):
+            player.load_state_dict(learned.state_dict())
         workshop.rounds += 1
         posterior.outdate_statistics()
 

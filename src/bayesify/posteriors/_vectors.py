@@ -133,7 +133,8 @@ class GeneratorPosterior(VectorPosterior):
         super().__init__(network, method, names=names, num_draws=num_draws)
         self.latent = latent
         first = self.codec.flatten(network)
-        self.generator = make_generator(latent, hidden, first.numel()).to(first.device, first.dtype)
+        with torch.random.fork_rng(devices=[]):  # its first weights are written over
+            self.generator = make_generator(latent, hidden, first.numel()).to(first.device, first.dtype)
         with torch.no_grad():  # until it has learned, the network as it is
             last = self.generator[-1]
             assert isinstance(last, nn.Linear)
