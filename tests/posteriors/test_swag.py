@@ -126,7 +126,8 @@ def test_refreshed_statistics_are_those_of_a_naive_loop(batches):
 
     for index in (None, 0, 1, 2):
         naive = copy.deepcopy(posterior.network).eval()
-        naive.load_state_dict(posterior._weights(None if index is None else Key(0, index)), strict=False)
+        weights = posterior.centre() if index is None else posterior.sample(Key(0, index))
+        naive.load_state_dict(posterior.codec.split(weights), strict=False)
         means, variances = [], []
         for x, _ in loader()[:batches]:
             hidden = naive[0](x)

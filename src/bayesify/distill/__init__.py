@@ -85,7 +85,7 @@ def distill(
     """
     _check(bank, how, hidden, latent, steps, loader)
     samples = bank.samples[bank.rows].to(torch.promote_types(bank.samples.dtype, torch.float32))
-    made: Posterior
+    made: VectorPosterior
     agreements: dict[int, Agreement] = {}
     if how == "swag":
         made = fit_swag(bank, samples, latent, num_draws)
@@ -104,8 +104,7 @@ def distill(
         agreements = _play(game, made, reduction, bank, inputs, loader, steps, check_steps, patience, progress)
     inherit(made, bank)
     made.eval()
-    if isinstance(made, VectorPosterior):
-        made.outdate_statistics()
+    made.outdate_statistics()
     if loader is not None:
         made.refresh_statistics(loader)
     made.agreements = agreements  # type: ignore[assignment]

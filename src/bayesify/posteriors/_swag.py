@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from bayesify.posteriors._base import Posterior
 from bayesify.posteriors._noise import Key, generator_for
-from bayesify.posteriors._row_statistics import estimate_statistics, statistics_rows, statistics_tree
-from bayesify.posteriors._weights import Codec, owners
+from bayesify.posteriors._vectors import VectorPosterior
 
 if TYPE_CHECKING:
     from bayesify.methods import Method
@@ -19,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["SWAGPosterior"]
 
 
-class SWAGPosterior(Posterior):
+class SWAGPosterior(VectorPosterior):
     """N(mean, scale^2/2 (diag + D D' / (K - 1))), the moments of snapshots of the weights.
 
     A draw is w = mean + scale/sqrt(2) (diag^(1/2) z1 + D z2 / sqrt(K - 1)), z1, z2 ~ N(0, I), where diag is the
@@ -44,7 +41,6 @@ class SWAGPosterior(Posterior):
     square: Tensor
     deviations: Tensor
     snapshots: Tensor
-    fresh_statistics: Tensor
 
     def __init__(
         self,
@@ -56,18 +52,14 @@ class SWAGPosterior(Posterior):
         scale: float,
         num_draws: int,
     ) -> None:
-        super().__init__(network, method)
+        super().__init__(network, method, names=names, num_draws=num_draws)
         self.rank = rank
         self.scale = scale
-        self.num_draws = num_draws
-        self.codec = Codec(network, names)
         weights = self.codec.flatten(network)
         self.register_buffer("average", weights)
         self.register_buffer("square", torch.zeros_like(weights))
         self.register_buffer("deviations", weights.new_zeros(rank, weights.numel()))
-        self.statistics = statistics_tree(network, num_draws + 1)
         self.register_buffer("snapshots", torch.zeros((), dtype=torch.long))
-        self.register_buffer("fresh_statistics", torch.ones((), dtype=torch.bool))
 
     # -- learning ---------------------------------------------------------------------------------------------
 
@@ -86,31 +78,7 @@ class SWAGPosterior(Posterior):
                 self.deviations.copy_(self.deviations.roll(-1, 0))
                 self.deviations[-1] = weights - self.average
         self.snapshots.fill_(count)
-        self.fresh_statistics.fill_(not self.statistics.as_dict())
-
-    @torch.no_grad()
-    def refresh_statistics(
-        self,
-        loader: Iterable[Any],
-        *,
-        max_batches: int | None = None,
-        progress: Callable[[Iterable[int]], Iterable[int]] = iter,
-    ) -> None:
-        """Re-estimate batch-normalisation statistics for the mean and for each of the fixed draws.
-
-        Costs `num_draws + 1` passes over the loader, or over its first `max_batches` batches.
-        """
-        if not self.statistics.as_dict():
-            return
-        for draw in progress(range(-1, self.num_draws)):
-            estimate_statistics(
-                self.network,
-                self._weights(Key(0, draw) if draw >= 0 else None),
-                {name: rows[draw + 1] for name, rows in self.statistics.as_dict().items()},
-                loader,
-                max_batches=max_batches,
-            )
-        self.fresh_statistics.fill_(True)
+        self.outdate_statistics()
 
     # -- prediction -------------------------------------------------------------------------------------------
 
@@ -118,20 +86,12 @@ class SWAGPosterior(Posterior):
         """Return the variances of the snapshots, the diagonal of SWAG, as a vector."""
         return self.square / self.snapshots.clamp_min(1)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the weights, and their statistics, for the present mode."""
-        noise = self.noise
-        if noise.silent:
-            return self._weights(None) | self._statistics(0)
-        key = noise.keys[0] if noise.keys else self.keys(1, int(torch.randint(2**31, ())))[0]
-        return self._weights(key) | self._statistics(key.index + 1)
+    def centre(self) -> Tensor:
+        """Return the mean of the snapshots, (D,)."""
+        return self.average
 
-    def _statistics(self, row: int) -> dict[str, Tensor]:
-        return statistics_rows(self.network, self.statistics, row)
-
-    def _weights(self, key: Key | None) -> dict[str, Tensor]:
-        if key is None:
-            return self.codec.split(self.average)
+    def sample(self, key: Key) -> Tensor:
+        """Return the weights of a draw, (D,)."""
         mean = self.average
         scale = self.scale / (2**0.5 if self.rank else 1.0)
         drawn = torch.empty_like(mean).normal_(generator=generator_for(key, "diagonal", mean.device))
@@ -140,26 +100,4 @@ class SWAGPosterior(Posterior):
             z = mean.new_empty(self.rank).normal_(generator=generator_for(key, "low rank", mean.device))
             columns = (self.snapshots - 1).clamp(max=self.rank)  # as many as were collected
             drawn.addmv_(self.deviations.T, z * scale / (columns - 1).clamp_min(1).sqrt())
-        return self.codec.split(drawn)
-
-    def keys(self, num_samples: int | None, seed: int) -> list[Key]:
-        """Name the draws; with batch normalisation these are taken from the fixed ones, without replacement."""
-        if not self.statistics.as_dict():
-            return super().keys(num_samples, seed)
-        if not bool(self.fresh_statistics):
-            raise ValueError(
-                "The batch-normalisation statistics are older than the weights. Call "
-                "posterior.refresh_statistics(train_loader), which fit does at its end."
-            )
-        count = min(self.default_samples, self.num_draws) if num_samples is None else self._count(num_samples)
-        if count > self.num_draws:
-            raise ValueError(
-                f"{count} draws were asked for, but batch-normalisation statistics were re-estimated for "
-                f"{self.num_draws}. Ask for at most that many, or convert with SWAG(num_draws={count}) and fit again."
-            )
-        order = torch.randperm(self.num_draws, generator=torch.Generator().manual_seed(seed))
-        return [Key(0, int(index)) for index in order[:count]]
-
-    def sites(self) -> set[nn.Module]:
-        """Return the modules that own a random parameter or re-estimated statistics."""
-        return owners(self.network, [*self.codec.names, *self.statistics.as_dict()])
+        return drawn

@@ -75,10 +75,13 @@ class VectorPosterior(Posterior):
         """Return the weights, and their statistics, for the present mode."""
         noise = self.noise
         if noise.silent:
-            return self.codec.split(self.centre()) | statistics_rows(self.network, self.statistics, 0)
+            return self.codec.split(self.centre()) | self.statistics_of(0)
         key = noise.keys[0] if noise.keys else self.keys(1, int(torch.randint(2**31, ())))[0]
-        statistics = statistics_rows(self.network, self.statistics, key.index + 1) if self.statistics.as_dict() else {}
-        return self.codec.split(self.sample(key)) | statistics
+        return self.codec.split(self.sample(key)) | self.statistics_of(key.index + 1)
+
+    def statistics_of(self, row: int) -> dict[str, Tensor]:
+        """Return the batch-normalisation statistics of the mean (row 0) or of a fixed draw, by name."""
+        return statistics_rows(self.network, self.statistics, row)
 
     def keys(self, num_samples: int | None, seed: int) -> list[Key]:
         """Name the draws; with batch normalisation these are taken from the fixed ones, without replacement."""
@@ -86,13 +89,15 @@ class VectorPosterior(Posterior):
             return super().keys(num_samples, seed)
         if not bool(self.fresh_statistics):
             raise ValueError(
-                "The draws have no batch-normalisation statistics. Call posterior.refresh_statistics(train_loader)."
+                "The batch-normalisation statistics are older than the weights. Call "
+                "posterior.refresh_statistics(train_loader), which fit does at its end."
             )
         count = min(self.default_samples, self.num_draws) if num_samples is None else self._count(num_samples)
         if count > self.num_draws:
             raise ValueError(
                 f"{count} draws were asked for, but batch-normalisation statistics were re-estimated for "
-                f"{self.num_draws}. Ask for at most that many, or distil with num_draws={count}."
+                f"{self.num_draws}. Ask for at most that many, or begin anew: convert with "
+                f"{type(self.method).__name__}(num_draws={count}) and fit, or distill(..., num_draws={count})."
             )
         order = torch.randperm(self.num_draws, generator=torch.Generator().manual_seed(seed))
         return [Key(0, int(index)) for index in order[:count]]

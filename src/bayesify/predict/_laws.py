@@ -94,7 +94,7 @@ def _(posterior: SWAGPosterior) -> list[Law]:
         )
     posterior.keys(None, 0)  # refuses stale statistics
     variances = posterior.codec.split(posterior.variance() * posterior.scale**2)
-    return [Law(posterior.codec.split(posterior.average), variances, posterior._statistics(0))]
+    return [Law(posterior.codec.split(posterior.average), variances, posterior.statistics_of(0))]
 
 
 @laws.register
