@@ -28,6 +28,7 @@ from experiments.rows import Rows
 from experiments.scoring import scored
 
 RESULTS = Path(__file__).parent / "results"
+DRAWS = 16  # two of every component
 
 
 class LeNet(nn.Module):
@@ -96,7 +97,7 @@ def size_row(data: Data, name: str, factor: int, seed: int, arguments: argparse.
     posterior = fitted(data, name, factor, seed, arguments)
     parameters = sum(p.numel() for p in posterior.network.parameters())
     row = {"seed": seed, "epochs": arguments.epochs, "parameters": parameters}
-    return {**row, **scored(posterior, data.val, data.test, seed=seed)}
+    return {**row, **scored(posterior, data.val, data.test, num_samples=None if name == "plain" else DRAWS, seed=seed)}
 
 
 def components_row(data: Data, pictures: Path, arguments: argparse.Namespace) -> dict[str, Any]:
