@@ -67,9 +67,9 @@ PAPER = {
 class Run:
     """The data, and posteriors that were fitted on them."""
 
-    def __init__(self, arguments: argparse.Namespace) -> None:
+    def __init__(self, arguments: argparse.Namespace, *, layout: torch.memory_format = torch.contiguous_format) -> None:
         """Read everything once."""
-        self.arguments = arguments
+        self.arguments, self.layout = arguments, layout
         train, val, test = loaders()
         foreign = foreign_loaders(1000)
         if arguments.trial:
@@ -109,7 +109,7 @@ class Run:
 
     def posterior(self, name: str, method: bayesify.Method, seed: int) -> tuple[bayesify.Posterior, dict[str, Any]]:
         """Convert and fit, from a checkpoint if there is one; return how long it took too."""
-        posterior = bayesify.convert(pretrained(self.arguments.network), method)
+        posterior = bayesify.convert(pretrained(self.arguments.network).to(memory_format=self.layout), method)
         row: dict[str, Any] = {"seed": seed}
         if method.epochs:
             label = "".join(c if c.isalnum() or c == "." else "-" for c in f"{self.arguments.network}-{name}-{seed}")

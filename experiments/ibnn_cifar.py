@@ -156,7 +156,8 @@ def main() -> None:
     if arguments.trial:
         torch.manual_seed(0)
         arguments.images = 64
-    run, part = Run(arguments), arguments.part
+    # Draws are plain networks, which are a fifth faster in this layout on a processor.
+    run, part = Run(arguments, layout=torch.channels_last), arguments.part
     command = (
         f"python -m experiments.ibnn_cifar --part {part} --network {arguments.network} --images {arguments.images}"
     )
