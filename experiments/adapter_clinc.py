@@ -27,9 +27,8 @@ OURS = BayesAdapter(
     log_std_schedule="cosine",
 )  # fmt: skip
 TUNING: dict[str, bayesify.Method] = {
-    f"start_std={std}{kind}": dataclasses.replace(OURS, start_std=(std, 2 * std))
-    for kind in ("", ", supervised")
-    for std in (0.005, 0.01, 0.02)
+    f"start_std={std}, log_std_lr={rate}": dataclasses.replace(OURS, start_std=(std, 2 * std), log_std_lr=rate)
+    for std, rate in ((0.002, 0.002), (0.005, 0.002), (0.005, 0.02))
 }
 METHODS: dict[str, bayesify.Method] = {
     "map": bayesify.MAP(),
