@@ -48,9 +48,21 @@ def minimise(
     centre = min(values, key=values.__getitem__)
     left, right = max(low, centre - step), min(high, centre + step)
     ratio = (5**0.5 - 1) / 2
+
+    def value(x: float) -> float:
+        values[x] = function(x)
+        return values[x]
+
+    a, b = right - ratio * (right - left), left + ratio * (right - left)
+    below, above = value(a), value(b)
     while right - left > tolerance:
-        a, b = right - ratio * (right - left), left + ratio * (right - left)
-        values[a], values[b] = function(a), function(b)
-        left, right = (left, b) if values[a] < values[b] else (a, right)
+        if below < above:
+            right, b, above = b, a, below
+            a = right - ratio * (right - left)
+            below = value(a)
+        else:
+            left, a, below = a, b, above
+            b = left + ratio * (right - left)
+            above = value(b)
     best = min(values, key=values.__getitem__)
     return best, values[best]

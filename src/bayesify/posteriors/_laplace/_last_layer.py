@@ -192,17 +192,19 @@ class LastLayerLaplacePosterior(LaplacePosterior):
         return torch.einsum("...i,cidj,...j->...cd", phi, covariance, phi)
 
     def _forms(self, centred: bool) -> Tensor:
-        """Return the quadratic forms in phi that give the variances, (C, D', D'); kept until the posterior changes."""
+        """Return the quadratic forms in phi that give the variances, (C, D', D'); kept until the posterior changes.
+
+        With rows Q_c of the eigenvectors they are Q_c (lambda + delta)^-1 Q_c', a C-th of the whole covariance's work.
+        """
         state = [(t.data_ptr(), t._version) for t in (self._matrix, self._values, self.prior_precision)]
         wanted = (centred, self.scale, state)
         if self._cache is None or self._cache[0] != wanted:
-            count, width = self.outputs_count, self.width
-            blocks = self.covariance().view(count, width, count, width)
-            forms = blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
-            if centred:  # of l_c - mean l: Sigma_cc - 2 mean_d Sigma_cd + mean_cd Sigma_cd
-                means = blocks.mean(2)
-                forms = forms - means - means.mT + means.mean(0)
-            self._cache = (wanted, forms.contiguous())
+            self.require_complete()
+            vectors = self._matrix.view(self.outputs_count, self.width, -1)
+            if centred:  # l_c - mean l is linear in w_c - mean w
+                vectors = vectors - vectors.mean(0)
+            forms = (vectors / (self._values * self.scale + self.prior_precision)) @ vectors.mT
+            self._cache = (wanted, forms)
         return self._cache[1]
 
     @torch.no_grad()
