@@ -136,7 +136,8 @@ def batch_bald(probs: Tensor, num: int, *, joint_samples: int = 10_000, seed: in
 
 def _joint_entropy(probs: Tensor, weights: Tensor) -> Tensor:
     """Return -sum_kc weights_k p_kc ln p_kc of joint labels' probabilities (..., K, C)."""
-    return -(weights[:, None] * torch.special.xlogy(probs, probs)).sum((-2, -1))
+    terms: Tensor = torch.special.xlogy(probs, probs)
+    return -(weights[:, None] * terms).sum((-2, -1))
 
 
 def _sample_joint(probs: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
