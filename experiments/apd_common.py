@@ -56,7 +56,7 @@ class Data:
     foreign: dict[str, Tensor]
 
     def loader(self, part: str, batch: int = 100) -> DataLoader[tuple[Tensor, ...]]:
-        """Return batches of a part, each by one look-up: example by example they cost a third of a step."""
+        """Return batches of a part, each by one look-up: example by example they cost a fifth of a step."""
         data = TensorDataset(*getattr(self, part))
         order = RandomSampler(data) if part == "train" else SequentialSampler(data)
         return DataLoader(data, batch_size=None, sampler=BatchSampler(order, batch, drop_last=False))
