@@ -3,13 +3,13 @@
 `BAYESIFY_DATA=... python -m experiments.apd_adversarial` attacks validation images through one draw of MC dropout,
 SGLD and APD (grey box, as in the paper) and through their averages (white box), by FGSM with the shortest step that
 is enough and by PGD (40 steps, a ball of .3 on [-1, 1]), and prints how well the model variance of each tells
-attacked from clean test images. Posteriors are those of `experiments.apd_mnist`: run that first with the same
-`--work`. Rows go to `experiments/results/apd_adversarial.json`. `--trial` takes seconds.
+attacked from clean test images. The paper attacks 6,000 images and detects by 1,000 draws; `--rows` and `--draws` say
+how many here. Posteriors are those of `experiments.apd_mnist`: run that first with the same `--work`. Rows go to
+`experiments/results/apd_adversarial.json`. `--trial` takes seconds.
 """
 
 from __future__ import annotations
 
-import argparse
 from functools import partial
 from typing import Any
 
@@ -26,10 +26,9 @@ PAPER = {
 }  # fmt: skip
 
 
-def row(
-    lab: Lab, made: dict[str, bayesify.Posterior], source: str, box: Any, number: int, draws: int
-) -> dict[str, Any]:
+def row(lab: Lab, made: dict[str, bayesify.Posterior], source: str, box: Any) -> dict[str, Any]:
     """Return the AUROC of every detector for the attacks through one source."""
+    number, draws = lab.arguments.rows, lab.arguments.draws
     x, y = (part[:number] for part in lab.data.val)
     table = attack_table(
         {source: made[source]}, made, x, y, lab.data.test[0][:number], boxes=(box,), radius=0.3, bounds=BOUNDS,
@@ -46,21 +45,16 @@ def row(
 
 def main() -> None:
     """Make the rows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=400, help="of SGLD, as in apd_mnist")
-    parser.add_argument("--number", type=int, default=6000, help="of images")
-    parser.add_argument("--draws", type=int, default=1000, help="of a detector")
-    arguments = arguments_of(parser, "apd_mnist")
-    arguments.network = "fcNN1"
-    if arguments.trial:
-        arguments.number, arguments.draws = 40, 6
+    arguments = arguments_of(
+        __doc__, "apd_mnist", network=("fcNN1",), epochs=160, samples=2000, steps=4000, draws=500, rows=2000
+    )
     lab = Lab(mnist(trial=arguments.trial, number=50), arguments)
     members = lab.members()
-    made = {name: members[name]() for name in NAMES}
+    made = {name: lab.drawn(members[name]()) for name in NAMES}
     rows = rows_of("apd_adversarial", arguments)
     for box in ("grey", "white"):
         for source in NAMES:
-            rows.row(f"{source}, {box}", partial(row, lab, made, source, box, arguments.number, arguments.draws))
+            rows.row(f"{source}, {box}", partial(row, lab, made, source, box))
     for name, values in PAPER.items():
         print(f"paper, grey, {name}: {dict(zip(NAMES, values, strict=True))}")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -12,13 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
 import bayesify
 from bayesify.data import gaussian_like, load, uniform_like
 from experiments.rows import Rows
 
-__all__ = ["BOUNDS", "NETWORKS", "RESULTS", "Data", "arguments_of", "flat", "kept", "mlp", "mnist", "rows_of"]
+__all__ = [
+    "BOUNDS", "NETWORKS", "Data", "arguments_of", "draw_curves", "flat", "keep_picture", "kept", "mlp", "mnist",
+    "rows_of",
+]  # fmt: skip
 
 RESULTS = Path(__file__).parent / "results"
 NETWORKS = {"fcNN1": (784, 100, 10), "fcNN2": (784, 400, 400, 10), "digits": (64, 100, 10)}
@@ -52,8 +56,10 @@ class Data:
     foreign: dict[str, Tensor]
 
     def loader(self, part: str, batch: int = 100) -> DataLoader[tuple[Tensor, ...]]:
-        """Return batches of a part."""
-        return DataLoader(TensorDataset(*getattr(self, part)), batch, shuffle=part == "train")
+        """Return batches of a part, each by one look-up: example by example they cost a fifth of a step."""
+        data = TensorDataset(*getattr(self, part))
+        order = RandomSampler(data) if part == "train" else SequentialSampler(data)
+        return DataLoader(data, batch_size=None, sampler=BatchSampler(order, batch, drop_last=False))
 
 
 def mnist(*, trial: bool, number: int = 2000) -> Data:
@@ -76,46 +82,82 @@ def mnist(*, trial: bool, number: int = 2000) -> Data:
 
 
 def kept(
-    network: nn.Module, method: bayesify.Method, data: Data, work: Path | None, *, seed: int = 0, batch: int = 100,
-    best: bool = False, **options: Any,
+    network: nn.Module, method: bayesify.Method, data: Data, work: Path | None, *, batch: int = 100, best: bool = False
 ) -> bayesify.Posterior:  # fmt: skip
-    """Return a fitted posterior from a folder, or fit it, going on where a run was stopped.
+    """Return a fitted posterior from a folder, or fit it.
+
+    There are no checkpoints on the way: each would write the whole bank again, and a run takes minutes.
 
     Args:
         network: The network, the same in every call.
         method: How it is learned.
         data: Whose training part it learns from.
         work: The folder; None keeps nothing.
-        seed: Of the fit.
         batch: Examples in a minibatch.
         best: Take the epoch with the least validation loss.
-        options: Of `fit`.
     """
-    if work is not None and (work / "posterior" / "config.json").exists():
-        return bayesify.load(work / "posterior", network).eval()
+    if work is not None and (work / "config.json").exists():
+        return bayesify.load(work, network).eval()
     posterior = bayesify.convert(network, method)
-    if best:
-        options |= {"val_loader": data.loader("val", 1000), "patience": method.epochs}
+    choice: dict[str, Any] = {"val_loader": data.loader("val", 1000), "patience": method.epochs} if best else {}
+    bayesify.fit(posterior, data.loader("train", batch), progress=False, accuracy_tolerance=1.0, **choice)
     if work is not None:
-        options["checkpoint"] = work / "run"
-    bayesify.fit(posterior, data.loader("train", batch), seed=seed, progress=False, accuracy_tolerance=1.0, **options)
-    if work is not None:
-        bayesify.save(posterior, work / "posterior")
+        bayesify.save(posterior, work)
     return posterior.eval()
 
 
-def arguments_of(parser: argparse.ArgumentParser, name: str, argv: Iterable[str] | None = None) -> argparse.Namespace:
-    """Return the arguments, with those that every experiment here has."""
+def arguments_of(text: str | None, name: str, **options: Any) -> argparse.Namespace:
+    """Return the command line's arguments.
+
+    Args:
+        text: What `--help` says.
+        name: Of the experiment.
+        options: Defaults by name; a tuple of words gives choices, the first of them the default, and a list any number.
+    """
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path(f"{name}-work"), help="folder for fitted posteriors")
     parser.add_argument("--trial", action="store_true", help="a few seconds, and nothing is kept")
-    found = parser.parse_args(None if argv is None else list(argv))
+    for option, default in options.items():
+        if isinstance(default, tuple):
+            parser.add_argument(f"--{option}", choices=default, default=default[0])
+        elif isinstance(default, list):
+            parser.add_argument(f"--{option}", type=type(default[0]), nargs="*", default=default)
+        else:
+            parser.add_argument(f"--{option}", type=type(default), default=default)
+    found = parser.parse_args()
     if found.trial:
         found.work = None
     torch.manual_seed(0)
     return found
 
 
-def rows_of(name: str, arguments: argparse.Namespace, command: str = "") -> Rows:
-    """Return the rows of an experiment's results file; those of a trial are not kept."""
-    path = None if arguments.trial else RESULTS / f"{name}.json"
-    return Rows(path, f"python -m experiments.{command or name}")
+def rows_of(name: str, arguments: argparse.Namespace, module: str = "") -> Rows:
+    """Return the rows of an experiment's results file, which names all settings; those of a trial are not kept."""
+    words = ["python -m", f"experiments.{module or name}"]
+    for option, value in vars(arguments).items():
+        if option not in ("work", "trial"):
+            words += [f"--{option}", *(map(str, value) if isinstance(value, list) else [f"{value}"])]
+    return Rows(None if arguments.trial else RESULTS / f"{name}.json", " ".join(words))
+
+
+def keep_picture(figure: Any, name: str, arguments: argparse.Namespace) -> None:
+    """Write a picture beside the results; that of a trial elsewhere."""
+    path = (Path(tempfile.mkdtemp()) if arguments.trial else RESULTS) / f"{name}.svg"
+    figure.tight_layout()
+    figure.savefig(path)
+    print(path)
+
+
+def draw_curves(
+    curves: Mapping[str, Mapping[float, float]], name: str, arguments: argparse.Namespace, *, x: str, y: str,
+    scale: str = "log",
+) -> None:  # fmt: skip
+    """Draw curves by name, each as values by place."""
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(6, 4))
+    for label, curve in curves.items():
+        axis.plot(list(curve), list(curve.values()), marker="o", markersize=3, label=label)
+    axis.set(xlabel=x, ylabel=y, xscale=scale)
+    axis.legend(fontsize=7)
+    keep_picture(figure, name, arguments)

@@ -8,8 +8,6 @@ noise. Rows go to `experiments/results/apd_digits.json`, a picture beside them. 
 
 from __future__ import annotations
 
-import argparse
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,9 @@ import bayesify
 from bayesify import measure
 from bayesify.data import load, photo_patches, uniform_like
 from bayesify.decide import anomaly_table
-from experiments.apd_common import BOUNDS, RESULTS, Data, arguments_of, flat, kept, mlp, rows_of
+from experiments.apd_common import BOUNDS, NETWORKS, Data, arguments_of, draw_curves, flat, kept, mlp, rows_of
 
-SIZES = (64, 100, 10)
+SIZES = NETWORKS["digits"]
 
 
 def digits(*, trial: bool) -> Data:
@@ -81,24 +79,9 @@ def row(posterior: bayesify.Posterior, data: Data, draws: int) -> dict[str, Any]
     return found
 
 
-def draw(curve: dict[int, tuple[float, float]], path: Path) -> None:
-    """Draw the AUROC against the number of samples."""
-    import matplotlib.pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(5, 3.5))
-    for column, name in enumerate(("SGLD", "APD, hidden 20")):
-        axis.plot(list(curve), [values[column] for values in curve.values()], marker="o", label=name)
-    axis.set(xlabel="samples", ylabel="AUROC by BALD, inputs times 5, %", xscale="log")
-    axis.legend()
-    figure.tight_layout()
-    figure.savefig(path)
-    print(path)
-
-
 def main() -> None:
     """Make the rows, and the picture."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments = arguments_of(parser, "apd_digits")
+    arguments = arguments_of(__doc__, "apd_digits")
     data = digits(trial=arguments.trial)
     made = posteriors(data, arguments.work, trial=arguments.trial)
     rows = rows_of("apd_digits", arguments)
@@ -106,17 +89,18 @@ def main() -> None:
     for name, posterior in made.items():
         rows.row(name, lambda posterior=posterior: row(posterior, data, draws))
     foreign = "notMNIST" if "notMNIST" in data.foreign else "photos"
-    curve = {}
+    compared = ("SGLD", "APD, hidden 20")
+    curves: dict[str, dict[float, float]] = {name: {} for name in compared}
     for number in (4, 8) if arguments.trial else (5, 10, 20, 50, 100, 200, 500):
         found = rows.row(
             f"{number} samples",
             lambda n=number: {
-                name: row(made[name], data, n)[f"AUROC, {foreign}, times 5"]["BALD"]
-                for name in ("SGLD", "APD, hidden 20")
+                name: row(made[name], data, n)[f"AUROC, {foreign}, times 5"]["BALD"] for name in compared
             },
         )
-        curve[number] = (found["SGLD"], found["APD, hidden 20"])
-    draw(curve, (Path(tempfile.mkdtemp()) if arguments.trial else RESULTS) / "apd_digits.svg")
+        for name in compared:
+            curves[name][number] = found[name]
+    draw_curves(curves, "apd_digits", arguments, x="samples", y="AUROC by BALD, inputs times 5, %")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ chance. A minute on one core; `--trial` seconds. Rows go to `experiments/results
 
 from __future__ import annotations
 
-import argparse
 import math
 from functools import partial
 from itertools import product
@@ -84,9 +83,7 @@ def row(target: tuple[Tensor, Tensor, int], kind: str, chains: int, share: float
 
 def main() -> None:
     """Make the rows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--chains", type=int, default=2000)
-    arguments = arguments_of(parser, "apd_gaussian")
+    arguments = arguments_of(__doc__, "apd_gaussian", chains=2000)
     rows = rows_of("apd_gaussian", arguments)
     chains, share = (50, 0.02) if arguments.trial else (arguments.chains, 1.0)
     # Every row has noise of its own.

@@ -61,8 +61,7 @@ def row(posterior: bayesify.Posterior, source: bayesify.Posterior, data: Data, d
 
 def main() -> None:
     """Make the rows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments = arguments_of(parser, "apd_sources")
+    arguments = arguments_of(__doc__, "apd_sources")
     trial = arguments.trial
     data = digits(trial=trial)
     rows = rows_of("apd_sources", arguments)

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 import bayesify
-from experiments.apd_common import RESULTS, Data, arguments_of, kept, mlp, rows_of
+from experiments.apd_common import Data, arguments_of, keep_picture, kept, mlp, rows_of
 
 
 def clouds() -> tuple[Tensor, Tensor]:
@@ -59,7 +58,7 @@ def row(posterior: bayesify.Posterior) -> dict[str, Any]:
     return found
 
 
-def draw(made: dict[str, bayesify.Posterior], data: Data, path: Path) -> None:
+def draw(made: dict[str, bayesify.Posterior], data: Data, arguments: argparse.Namespace) -> None:
     """Draw confidence and mutual information over the plane."""
     import matplotlib.pyplot as plt
 
@@ -75,22 +74,19 @@ def draw(made: dict[str, bayesify.Posterior], data: Data, path: Path) -> None:
             axis.contourf(line, line, values.reshape(40, 40).T, levels=20)
             axis.scatter(*data.train[0].T, c=data.train[1], cmap="coolwarm", s=12, edgecolors="white", linewidths=0.5)
             axis.set_title(f"{name}: {label}")
-    figure.tight_layout()
-    figure.savefig(path)
-    print(path)
+    keep_picture(figure, "apd_toy", arguments)
 
 
 def main() -> None:
     """Fit, distil, and draw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments = arguments_of(parser, "apd_toy")
+    arguments = arguments_of(__doc__, "apd_toy")
     pair = clouds()
     data = Data(pair, pair, pair, {})
     made = posteriors(data, arguments.work, trial=arguments.trial)
     rows = rows_of("apd_toy", arguments)
     for name, posterior in made.items():
         rows.row(name, lambda posterior=posterior: row(posterior))
-    draw(made, data, (Path(tempfile.mkdtemp()) if arguments.trial else RESULTS) / "apd_toy.svg")
+    draw(made, data, arguments)
 
 
 if __name__ == "__main__":

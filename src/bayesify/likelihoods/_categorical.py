@@ -68,6 +68,13 @@ class Categorical(Likelihood):
         picked = log_probs.gather(-1, target.long().where(counted, 0)[..., None])[..., 0]
         return picked.where(counted, 0)
 
+    def nll(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the mean of -ln softmax(logits)_target over positions that count: one kernel, not `log_prob`'s ten."""
+        self.check(output, target)
+        logits, labels = self.classes_last(output).movedim(-1, 1), target.long()
+        total = functional.cross_entropy(logits, labels, ignore_index=self.ignore_index, reduction="sum")
+        return total / self._counted(target).sum().clamp_min(1)
+
     def log_probs(self, outputs: Tensor) -> Tensor:
         """Return ln softmax of draws' logits (S, B, ...), (S, B, ..., C)."""
         return functional.log_softmax(self.classes_last(outputs, lead=2), dim=-1)

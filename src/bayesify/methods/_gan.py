@@ -83,7 +83,10 @@ class Game:
             ]
         else:
             rate, betas = (lr or 1e-4, (0.5, 0.9)) if kind == "wgan-gp" else (lr or 2e-4, (0.5, 0.999))
-            self.optimisers = [torch.optim.Adam(player.parameters(), lr=rate, betas=betas) for player in players]
+            # One kernel for a player: the ten small ones of each tensor are a sixth of a step.
+            self.optimisers = [
+                torch.optim.Adam(player.parameters(), lr=rate, betas=betas, fused=True) for player in players
+            ]
         if moments is not None:
             kept = moments.as_dict()
             for optimiser, name, player in zip(self.optimisers, PLAYERS, players, strict=True):

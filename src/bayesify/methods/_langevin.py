@@ -168,7 +168,7 @@ def standard_normal(
         words = torch.empty(-(-size * BITS // 64), dtype=torch.int64)
         index, made = torch.empty(size, dtype=torch.int32), torch.empty(size)
     words.random_(-(2**63), None, generator=generator)
-    index.copy_(words.view(torch.int16)[:size]).add_(2 ** (BITS - 1))
+    index.copy_(words.view(torch.uint16)[:size])
     torch.index_select(_quantiles(), 0, index, out=made)
     return words, index, made
 

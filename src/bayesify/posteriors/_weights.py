@@ -20,6 +20,7 @@ class TensorTree(nn.Module):
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
+        places: dict[str, tuple[nn.Module, str]] = {}
         for name, tensor in tensors.items():
             *path, last = name.split(".")
             node: nn.Module = self
@@ -31,10 +32,13 @@ class TensorTree(nn.Module):
                 node.register_parameter(last, tensor)
             else:
                 node.register_buffer(last, tensor)
+            places[name] = (node, last)
+        names = [name for name, _ in (*self.named_parameters(), *self.named_buffers())]
+        self._places = {name: places[name] for name in names}  # looked for in each pass otherwise
 
     def as_dict(self) -> dict[str, Tensor]:
         """Return the tensors by name."""
-        return {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        return {name: getattr(node, last) for name, (node, last) in self._places.items()}
 
 
 class Codec:
