@@ -60,7 +60,7 @@ def main() -> None:
         for evaluation in evaluations[-2:]:
             print("   ", {key: round(value, 4) for key, value in evaluation.metrics.items()}, flush=True)
         record = {
-            "command": "python -m experiments.baselines",
+            "command": f"python -m experiments.baselines --images {arguments.images} --only {' '.join(map(repr, only))}",
             "seed": 0,
             "training_images": arguments.images,
             "draws": DRAWS,
