@@ -59,8 +59,9 @@ def main() -> None:
         print(f"{name}: {seconds[name]:.0f} s to fit, temperature {temperature:.3f}", flush=True)
         for evaluation in evaluations[-2:]:
             print("   ", {key: round(value, 4) for key, value in evaluation.metrics.items()}, flush=True)
+        names = " ".join(map(repr, only))
         record = {
-            "command": f"python -m experiments.baselines --images {arguments.images} --only {' '.join(map(repr, only))}",
+            "command": f"python -m experiments.baselines --images {arguments.images} --only {names}",
             "seed": 0,
             "training_images": arguments.images,
             "draws": DRAWS,
