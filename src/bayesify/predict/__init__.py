@@ -78,11 +78,11 @@ def predict(
         inputs: A tensor (B, ...), a tuple or a mapping of such, or a loader. Batches of a loader may be inputs
             alone (a tensor or a mapping) or (inputs, targets); targets are not looked at.
         how: "sampling"; "mean", one pass without noise; "closed-form", one pass, where the posterior has such a form
-            (`Laplace(structure="last-layer")`); and, for posteriors with independent Gaussian weights or with noisy
-            layers, "streamlined", mean and variance in one pass, by the engine that suits the network (the prediction's
-            `predictor` says which); "linearised", the exact variance of every output to first order in what is random,
-            by one backward pass each. "moments", "margin" and "principal" are the engines of "streamlined".
-            "covariance" carries covariances through stacks of linear layers and activations.
+            (`Laplace(structure="last-layer")`); and, for posteriors with independent Gaussian weights, with Kronecker
+            products or with noisy layers, "streamlined", mean and variance in one pass, by the engine that suits the
+            network (the prediction's `predictor` says which); "linearised", the exact variance of every output to first
+            order in what is random, by one backward pass each. "moments", "margin" and "principal" are the engines of
+            "streamlined". "covariance" carries covariances through stacks of linear layers and activations.
         num_samples: How many draws; None takes the posterior's own number. Without sampling nothing is drawn but
             Gaussian outputs, which is cheap, and None takes closed forms instead.
         seed: None takes one from torch's global generator.

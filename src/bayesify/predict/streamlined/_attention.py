@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from bayesify.predict._attention import multi_head_attention
 from bayesify.predict.streamlined._linear import _second
-from bayesify.predict.streamlined._moments import Moments, Source, centre, moment_rule, same_size
+from bayesify.predict.streamlined._moments import Correlated, Moments, Source, centre, moment_rule, same_size, settings
 
 __all__: list[str] = []
 
@@ -93,9 +93,13 @@ def _through_weights(weights: Tensor, value: Moments) -> Tensor | None:
     if heads * tokens > MOST_MIXING * x.shape[-1]:
         return None
     variance: Tensor | None = None
+    incoming: Tensor | None = None
     if isinstance(x, Moments):
         shared = None if x.shared is None or not same_size(x.shared.shape[0], x.centre.shape[0]) else x.shared
         incoming = _mixed(weights, x.variance[:, None], shared)  # (B, H, L, D)
+    if isinstance(source.weight, Correlated):
+        return _through_rotated(weights @ centre(x)[:, None], incoming, source, rows)
+    if incoming is not None:
         variance = incoming @ _second(source.weight)[rows].mT
     if isinstance(source.weight, Moments):
         mixed = weights @ centre(x)[:, None]
@@ -105,6 +109,17 @@ def _through_weights(weights: Tensor, value: Moments) -> Tensor | None:
         own = source.bias.variance[rows][:, None]  # the weights of attention sum to one
         variance = own.expand_as(value.centre).clone() if variance is None else variance + own
     return variance
+
+
+def _through_rotated(mixed: Tensor, incoming: Tensor | None, source: Source, rows: Tensor) -> Tensor:
+    """Return the same for correlated weights, see `_rotated`; the weights of attention sum to one, and a bias stays."""
+    assert isinstance(source.weight, Correlated)
+    rotated = source.weight.with_bias(source.bias)
+    second = functional.linear(mixed, rotated.kernel(source.weight.shape), rotated.offset).square()
+    if incoming is not None:
+        second = second + functional.linear(incoming, rotated.kernel_square)
+    variance = rotated.inner(second)[..., 0, :] @ rotated.left_square[0][rows].mT
+    return variance if incoming is None else variance + incoming @ settings().square(source.weight.centre)[rows].mT
 
 
 def _rows_of(source: Source, value: Moments) -> tuple[Tensor, Tensor] | None:

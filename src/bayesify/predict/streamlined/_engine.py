@@ -15,7 +15,7 @@ from bayesify.posteriors._forward import patched_forward
 from bayesify.predict._laws import Law
 from bayesify.predict._outputs import class_position, independent_variances
 from bayesify.predict.streamlined._joint import Joint
-from bayesify.predict.streamlined._moments import Moments, NoRuleError, Settings, centre, using, variance_of
+from bayesify.predict.streamlined._moments import Correlated, Moments, NoRuleError, Settings, centre, using, variance_of
 
 __all__ = ["MomentsPass"]
 
@@ -37,7 +37,7 @@ class MomentsPass:
         self.posterior = posterior
         self.law = law
         self.settings = Settings(first_order, covariance)
-        self.weights = {name: Moments.make(mean, law.variances[name]) for name, mean in law.means.items()}
+        self.weights = {name: self._random(name) for name in law.means}
 
     def __call__(self, inputs: Any, input_variance: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return mean and variance of the outputs.
@@ -56,6 +56,10 @@ class MomentsPass:
         if isinstance(output, Joint):
             return output.centre, self._visible(output)
         return centre(output), variance_of(output)
+
+    def _random(self, name: str) -> Moments:
+        mean, variance, rotated = self.law.means[name], self.law.variances[name], self.law.rotations.get(name)
+        return Moments.make(mean, variance) if rotated is None else Correlated.turn(mean, variance, rotated)
 
     def _visible(self, output: Joint) -> Tensor:
         """Return variances: of logits, those of independent ones that have the same when they are centred."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bayesify.predict._factors import factors
-from bayesify.predict.streamlined._moments import Moments, Source, centre, moment_rule, settings
+from bayesify.predict.streamlined._moments import Correlated, Moments, Source, centre, moment_rule, settings
 
 __all__ = ["combined_share", "common_part", "weight_share"]
 
@@ -65,8 +65,38 @@ def _factored(x: Tensor, weight: Moments, bias: Tensor | None) -> tuple[Tensor, 
     return mean, variance if of_bias is None else variance.add_(of_bias), caused
 
 
+def _rotated(
+    operation: Callable[[Tensor, Tensor, Tensor | None], Tensor], x: Tensor, weight: Correlated, bias: Tensor | None
+) -> Moments:
+    """Return the moments of a linear map whose weight and bias are (W, b) = V_B E V_A', with variances s of E.
+
+    Var_i = sum_j V_B,ij^2 sum_k s_jk E[z_k^2] + (W^2 v)_i with z = V_A' (x, 1), E[z^2] = (V_A' (m, 1))^2 + V_A^2' v:
+    exact for independent entries of x. Positions share E as they share a weight.
+    """
+    rotated, dim = weight.with_bias(bias), -1 if weight.ndim == 2 else 1
+    mean = operation(centre(x), weight.centre, centre(bias))
+    met = operation(centre(x), rotated.kernel(weight.shape), rotated.offset).movedim(dim, -1)
+    second = met.square()
+    caused = (second @ rotated.columns).flatten(1).sum(1) if mean.ndim > 2 else None
+    if isinstance(x, Moments):
+        squares = rotated.kernel_square.view(-1, *weight.shape[1:])
+        second = second + operation(x.variance, squares, None).movedim(dim, -1)
+    variance = rotated.spread(second).movedim(-1, dim)
+    if isinstance(x, Moments):
+        variance = variance + operation(x.variance, settings().square(weight.centre), None)
+    if caused is None:
+        return Moments.make(mean, variance, x.shared if isinstance(x, Moments) else None)
+    new = weight_share(met, rotated.columns, -1)
+    made = Moments.make(mean, variance, combined_share(x, new, caused, variance))
+    if weight.ndim == 2 and mean.ndim == 3:
+        made.source = Source(x, weight, bias, torch.empty(mean.shape, device="meta"))
+    return made
+
+
 @moment_rule(functional.linear)
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Moments:
+    if isinstance(weight, Correlated):
+        return _rotated(functional.linear, input, weight, bias)
     found = _factored(input, weight, bias) if isinstance(weight, Moments) else None
     mean, variance, caused = found or _product(functional.linear, input, weight, bias)
     made = Moments.make(mean, variance)
@@ -117,6 +147,8 @@ def _convolution(function: Callable[..., Tensor], *, transposed: bool) -> Callab
         def operation(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
             return function(x, w, b, *args, **options)
 
+        if isinstance(weight, Correlated):
+            return _rotated(operation, input, weight, bias)
         mean, variance, caused = _product(operation, input, weight, bias)
         new = None
         if caused is not None:

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from bayesify._tree import map_tensors
 from bayesify.predict._overrides import is_metadata, name_of, plain_call
+from bayesify.predict._rotated import Rotated
 
 __all__ = [
+    "Correlated",
     "Moments",
     "NoRuleError",
     "Settings",
@@ -120,6 +122,8 @@ class Moments(Tensor):
         """Run an operation by its rule."""
         options = dict(kwargs or {})
         rule = _RULES.get(func)
+        if Correlated in types and func not in _MAPS and not is_metadata(func):
+            raise ValueError(_torn(func))
         if settings().covariance and not is_metadata(func):
             return _independent(func, args, options)
         if rule is not None:
@@ -141,6 +145,44 @@ class Moments(Tensor):
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         """Show both."""
         return f"Moments(centre={self.centre}, variance={self.variance})"
+
+
+class Correlated(Moments):
+    """A weight, or its bias, with correlated entries; `variance` is that of single entries.
+
+    Linear layers and convolutions have rules for both together; anything else is an error.
+    """
+
+    rotated: Rotated
+
+    @staticmethod
+    def turn(centre: Tensor, variance: Tensor, rotated: Rotated) -> Correlated:
+        """Return one of the two tensors."""
+        made = centre.detach().as_subclass(Correlated)
+        made.centre, made.variance, made.shared, made.source, made.rotated = centre, variance, None, None, rotated
+        return made
+
+    def with_bias(self, bias: Tensor | None) -> Rotated:
+        """Return what makes the weight, after a look at the bias that it is used with."""
+        own = bias.rotated.bias if isinstance(bias, Correlated) else None
+        if own != self.rotated.bias or (isinstance(bias, Moments) and not isinstance(bias, Correlated)):
+            raise ValueError(_torn(torch.nn.functional.linear))
+        return self.rotated
+
+
+_MAPS = (
+    torch.nn.functional.linear,
+    torch.nn.functional.conv1d,
+    torch.nn.functional.conv2d,
+    torch.nn.functional.conv3d,
+)
+
+
+def _torn(func: Callable[..., Any]) -> str:
+    return (
+        f"{_operation(func)} takes a weight whose entries are correlated, or its bias, apart from the other. Means and "
+        "variances are carried through linear layers and convolutions of such weights alone: use how='linearised'."
+    )
 
 
 def _blank(like: Tensor) -> Moments:
@@ -181,7 +223,7 @@ def _independent(func: Callable[..., Any], args: tuple[Any, ...], options: dict[
     from bayesify.predict.streamlined._joint import joint_linear
 
     linear = func is torch.nn.functional.linear and args[0].ndim == 2
-    if linear and isinstance(args[0], Moments):
+    if linear and (isinstance(args[0], Moments) or isinstance(args[1], Correlated)):
         return joint_linear(*args, **options)
     pairs = [value for value in (*args, *options.values()) if isinstance(value, Moments)]
     if linear or (len(pairs) == 1 and args[0] is pairs[0] and _alone(func)):
