@@ -31,10 +31,19 @@ if TYPE_CHECKING:
 __all__ = ["Law", "Moments", "add_draws", "fit_variance_scale", "laws", "moment_rule", "posterior_device", "predict"]
 
 How = Literal[
-    "sampling", "mean", "closed-form", "streamlined", "linearised", "moments", "margin", "principal", "covariance"
+    "sampling",
+    "mean",
+    "closed-form",
+    "streamlined",
+    "linearised",
+    "moments",
+    "margin",
+    "principal",
+    "covariance",
+    "per-head",
 ]
 _HOW = get_args(How)
-ONE_PASS = ("streamlined", "linearised", "moments", "margin", "principal", "covariance")
+ONE_PASS = ("streamlined", "linearised", "moments", "margin", "principal", "covariance", "per-head")
 
 # What only predictions without draws need is imported when it is asked for.
 _LATER = {
@@ -83,6 +92,7 @@ def predict(
             network (the prediction's `predictor` says which); "linearised", the exact variance of every output to first
             order in what is random, by one backward pass each. "moments", "margin" and "principal" are the engines of
             "streamlined". "covariance" carries covariances through stacks of linear layers and activations.
+            "per-head" is "moments" with the covariances within each head of attention.
         num_samples: How many draws; None takes the posterior's own number. Without sampling nothing is drawn but
             Gaussian outputs, which is cheap, and None takes closed forms instead.
         seed: None takes one from torch's global generator.

@@ -44,11 +44,17 @@ class Settings:
     Attributes:
         first_order: Linearise them at the mean; else match mean and variance of their outputs.
         covariance: Carry covariances, for stacks of linear layers and activations.
+        per_head: Carry covariances within heads of attention into the output projection.
+        attentions: How many attentions with random values there were in a pass.
+        projected: How many of them had their covariances carried.
         squares: Squares of weights that are not random, by identity, with the version that they were made of.
     """
 
     first_order: bool = False
     covariance: bool = False
+    per_head: bool = False
+    attentions: int = 0
+    projected: int = 0
     squares: dict[int, tuple[Tensor, int, Tensor]] = field(default_factory=dict)
 
     def square(self, weight: Tensor) -> Tensor:
@@ -89,16 +95,16 @@ class Moments(Tensor):
         centre: The mean, a plain tensor.
         variance: The variance, a plain tensor of the same shape.
         shared: (B,), or None if nothing is in common.
-        source: What a linear map made it of, which attention looks at; see `Source`.
+        source: What a linear map or attention made it of, and where its entries lie in that; see `Origin`.
     """
 
     centre: Tensor
     variance: Tensor
     shared: Tensor | None
-    source: Source | None
+    source: Origin | None
 
     @staticmethod
-    def make(centre: Tensor, variance: Tensor, shared: Tensor | None = None, source: Source | None = None) -> Moments:
+    def make(centre: Tensor, variance: Tensor, shared: Tensor | None = None, source: Origin | None = None) -> Moments:
         """Return the pair."""
         pair = _blank(centre)
         pair.centre, pair.variance, pair.shared, pair.source = centre, variance, shared, source
@@ -202,20 +208,29 @@ class _Traced(Moments):
 
 
 @dataclass(frozen=True)
-class Source:
-    """A linear map y = x W' + b that was not mixed with anything since.
+class Origin:
+    """An operation's output y that was not mixed with anything since.
+
+    Attributes:
+        index: A tensor without data whose strides say where in y each entry of the present tensor lies.
+    """
+
+    index: Tensor
+
+
+@dataclass(frozen=True)
+class Source(Origin):
+    """A linear map y = x W' + b, at whose input attention looks.
 
     Attributes:
         x: Its input.
         weight: Its weight.
         bias: Its bias.
-        index: A tensor without data whose strides say where in y each entry of the present tensor lies.
     """
 
     x: Tensor
     weight: Tensor
     bias: Tensor | None
-    index: Tensor
 
 
 def _independent(func: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
