@@ -78,8 +78,8 @@ def _factored(x: Tensor, weight: Moments, bias: Tensor | None) -> tuple[Tensor, 
         square = weight.kept("square", lambda w: w.centre.square())
         variance = functional.linear(x.variance, square, of_bias)
         return mean, variance.addcmul_((own + x.variance @ column)[..., None], row), caused
-    variance = own[..., None] * row
-    return mean, variance if of_bias is None else variance.add_(of_bias), caused
+    variance = own[..., None] * row if of_bias is None else torch.addcmul(of_bias, own[..., None], row)
+    return mean, variance, caused
 
 
 def _rotated(operation: Operation, x: Tensor, weight: Correlated, bias: Tensor | None) -> Moments:
