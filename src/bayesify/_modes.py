@@ -18,12 +18,14 @@ def modes_kept(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         for inner, training in modes:
-            inner.training = training
+            if inner.training != training:  # setting an attribute of a module is slow
+                inner.training = training
 
 
 @contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
     """Put all layers in evaluation mode for a while; each returns to its own mode."""
     with modes_kept(module):
-        module.eval()
+        if any(inner.training for inner in module.modules()):
+            module.eval()
         yield

@@ -29,7 +29,7 @@ __all__ = ["export"]
 
 Outputs = Callable[[Any], dict[str, Tensor]]
 
-_HOW = ("streamlined", "moments", "covariance", "margin", "principal", "linearised", "mean")
+_HOW = ("streamlined", "moments", "covariance", "per-head", "margin", "principal", "linearised", "mean")
 _SUFFIXES = (".pt2", ".onnx")
 _SIZES = (3, 5, 7, 11, 13, 17, 19, 23)  # of the batch that is traced: more than one, and like no other size
 

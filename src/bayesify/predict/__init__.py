@@ -31,10 +31,19 @@ if TYPE_CHECKING:
 __all__ = ["Law", "Moments", "add_draws", "fit_variance_scale", "laws", "moment_rule", "posterior_device", "predict"]
 
 How = Literal[
-    "sampling", "mean", "closed-form", "streamlined", "linearised", "moments", "margin", "principal", "covariance"
+    "sampling",
+    "mean",
+    "closed-form",
+    "streamlined",
+    "linearised",
+    "moments",
+    "margin",
+    "principal",
+    "covariance",
+    "per-head",
 ]
 _HOW = get_args(How)
-ONE_PASS = ("streamlined", "linearised", "moments", "margin", "principal", "covariance")
+ONE_PASS = ("streamlined", "linearised", "moments", "margin", "principal", "covariance", "per-head")
 
 # What only predictions without draws need is imported when it is asked for.
 _LATER = {
@@ -78,11 +87,12 @@ def predict(
         inputs: A tensor (B, ...), a tuple or a mapping of such, or a loader. Batches of a loader may be inputs
             alone (a tensor or a mapping) or (inputs, targets); targets are not looked at.
         how: "sampling"; "mean", one pass without noise; "closed-form", one pass, where the posterior has such a form
-            (`Laplace(structure="last-layer")`); and, for posteriors with independent Gaussian weights or with noisy
-            layers, "streamlined", mean and variance in one pass, by the engine that suits the network (the prediction's
-            `predictor` says which); "linearised", the exact variance of every output to first order in what is random,
-            by one backward pass each. "moments", "margin" and "principal" are the engines of "streamlined".
-            "covariance" carries covariances through stacks of linear layers and activations.
+            (`Laplace(structure="last-layer")`); and, for posteriors with independent Gaussian weights, with Kronecker
+            products or with noisy layers, "streamlined", mean and variance in one pass, by the engine that suits the
+            network (the prediction's `predictor` says which); "linearised", the exact variance of every output to first
+            order in what is random, by one backward pass each. "moments", "margin" and "principal" are the engines of
+            "streamlined". "covariance" carries covariances through stacks of linear layers and activations.
+            "per-head" is "moments" with the covariances within each head of attention.
         num_samples: How many draws; None takes the posterior's own number. Without sampling nothing is drawn but
             Gaussian outputs, which is cheap, and None takes closed forms instead.
         seed: None takes one from torch's global generator.

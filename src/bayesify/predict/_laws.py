@@ -1,7 +1,7 @@
 """What is random in a posterior, as the predictors that need no draws have to know it.
 
-A posterior is a mixture of components. In each, some of the network's tensors are independent Gaussians, and some
-layers are noisy. Another kind of posterior takes part by `laws.register`.
+A posterior is a mixture of components. In each, some of the network's tensors are Gaussians, independent or a rotation
+of independent ones, and some layers are noisy. Another kind of posterior takes part by `laws.register`.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import singledispatch
+from functools import cached_property, singledispatch
 
 from torch import Tensor, nn
 
 from bayesify.posteriors import (
     GaussianPosterior,
     InputMixturePosterior,
+    KroneckerLaplacePosterior,
     MembersPosterior,
     NoisePosterior,
     PointPosterior,
@@ -24,6 +25,8 @@ from bayesify.posteriors import (
 )
 from bayesify.posteriors._dropout import noisy_layers
 from bayesify.posteriors._swap import find_slots, swapped
+from bayesify.posteriors._weights import tensor_of
+from bayesify.predict._rotated import Rotated
 
 __all__ = ["Law", "laws"]
 
@@ -42,10 +45,11 @@ class Law:
 
     Attributes:
         means: Means of the random tensors, by their names in the network.
-        variances: Their variances.
+        variances: Their variances, entry by entry.
         fixed: Tensors that take the place of the network's own without being random.
         noisy: The layers with noise of their own; each has `noise_terms`, see `NoiseTerms`.
         place: What lets the network meet the tensors for a while, by name; else they take the places of its own.
+        rotated: Which of the random tensors have correlated entries, and how; all others are independent.
     """
 
     means: dict[str, Tensor] = field(default_factory=dict)
@@ -53,21 +57,28 @@ class Law:
     fixed: dict[str, Tensor] = field(default_factory=dict)
     noisy: tuple[nn.Module, ...] = ()
     place: Place = _in_place
+    rotated: tuple[Rotated, ...] = ()
 
     def scaled(self, scales: Mapping[str, float]) -> Law:
         """Return the law with some tensors' variances multiplied by numbers."""
         variances = {name: v * scales.get(name, 1.0) for name, v in self.variances.items()}
-        return replace(self, variances=variances)
+        rotated = tuple(one.scaled(scales.get(one.weight, 1.0)) for one in self.rotated)
+        return replace(self, variances=variances, rotated=rotated)
+
+    @cached_property
+    def rotations(self) -> dict[str, Rotated]:
+        """Return what makes each correlated tensor, by the tensors' names."""
+        return {name: one for one in self.rotated for name in one.names}
 
 
 @singledispatch
 def laws(posterior: Posterior) -> list[Law]:
     """Return the components of a posterior; they have equal weights."""
     raise ValueError(
-        f"A {type(posterior).__name__} has no independent Gaussian weights and no noisy layers, so its predictions "
-        "need draws: use how='sampling'. Samples of weights have means and variances that can be carried: "
-        "distill(sample_bank(posterior, 100), 'swag', latent=0). Another kind of posterior is made known with "
-        "bayesify.predict.laws.register."
+        f"The weights of a {type(posterior).__name__} are no Gaussians that can be carried through a network, and it "
+        "has no noisy layers, so its predictions need draws: use how='sampling'. Samples of weights have means and "
+        "variances that can be carried: distill(sample_bank(posterior, 100), 'swag', latent=0). Another kind of "
+        "posterior is made known with bayesify.predict.laws.register."
     )
 
 
@@ -83,6 +94,22 @@ def _(posterior: GaussianPosterior) -> list[Law]:
     means = {name: parameters[name].detach() for name in log_stds}
     variances = {name: (2 * log_std.detach()).exp().to(means[name].dtype) for name, log_std in log_stds.items()}
     return [Law(means, variances)]
+
+
+@laws.register
+def _(posterior: KroneckerLaplacePosterior) -> list[Law]:
+    if not bool(posterior.complete):
+        return [Law()]  # nothing is random before the data were seen
+    names = set(posterior.names)
+    means = {name: p.detach() for name, p in posterior.network.named_parameters() if name in names}
+    variances = {name: posterior.variance(name).to(means[name].dtype) for name in posterior.curvature.as_dict()}
+    rotated = []
+    for weight, block in posterior.blocks.items():
+        parts = (tensor_of(posterior.left, weight), tensor_of(posterior.right, weight), posterior.variance(weight))
+        left, right, variance = (part.to(means[weight].dtype) for part in parts)
+        rotated.append(Rotated(weight, block.bias, left, right, variance))
+        variances |= rotated[-1].marginal(means[weight].shape)
+    return [Law(means, {name: variances[name] for name in means}, rotated=tuple(rotated))]
 
 
 @laws.register

@@ -30,10 +30,11 @@ _WORDS = {
     "principal": "streamlined: one backward pass for where the logits move most (positions share weights)",
     "moments": "streamlined: means and variances in one forward pass",
     "covariance": "streamlined: means and covariances in one forward pass",
+    "per-head": "streamlined: means and variances in one forward pass, with covariances within heads",
 }
-FORWARD = ("moments", "covariance")
+FORWARD = ("moments", "covariance", "per-head")
 Scale = float | Mapping[str, float]
-Engine = Literal["linearised", "moments", "margin", "principal", "covariance"]
+Engine = Literal["linearised", "moments", "margin", "principal", "covariance", "per-head"]
 
 
 class OnePass:
@@ -41,8 +42,8 @@ class OnePass:
 
     Args:
         posterior: The posterior.
-        how: "linearised", "covariance", "moments", "margin", "principal", or "streamlined", which takes one of the last
-            three.
+        how: "linearised", "covariance", "per-head", "moments", "margin", "principal", or "streamlined", which takes one
+            of the last three.
         inputs: A batch to learn from.
     """
 
@@ -86,7 +87,8 @@ class OnePass:
 
     def _forward(self, law: Law) -> MomentsPass:
         first_order = self.posterior.method.first_order
-        return MomentsPass(self.posterior, law, first_order=first_order, covariance=self.engine == "covariance")
+        covariance, per_head = self.engine == "covariance", self.engine == "per-head"
+        return MomentsPass(self.posterior, law, first_order=first_order, covariance=covariance, per_head=per_head)
 
     def _choose(self, how: str, inputs: Any) -> Any:
         """Choose the engine.

@@ -151,6 +151,14 @@ class KroneckerLaplacePosterior(LaplacePosterior):
         """Return the eigenvalues of a layer's curvature, (G, O, D)."""
         return tensor_of(self.left_values, weight)[..., :, None] * tensor_of(self.right_values, weight)[..., None, :]
 
+    def variance(self, name: str) -> Tensor:
+        """Return 1 / (h / noise variance + delta), h a layer's eigenvalues (G, O, D) or a parameter's curvature."""
+        curvature = self.eigenvalues(name) if name in self.blocks else tensor_of(self.curvature, name)
+        found = 1 / (curvature * self.scale + self._precision_of(name))
+        if name in self.constant:
+            found[self.constant[name]] = 0
+        return found
+
     def spectra(self) -> list[Spectrum]:
         """Return the eigenvalues of the products, and the diagonals, for each group."""
         diagonal = self.curvature.as_dict()
@@ -181,7 +189,7 @@ class KroneckerLaplacePosterior(LaplacePosterior):
             return means
         found: dict[str, Tensor] = {}
         for weight, block in self.blocks.items():
-            variance = 1 / (self.eigenvalues(weight) * self.scale + self._precision_of(weight))
+            variance = self.variance(weight)
             noise = self._normals(weight, variance, key) * variance.sqrt()
             change = tensor_of(self.left, weight) @ noise @ tensor_of(self.right, weight).mT
             mean = means[weight]
@@ -189,10 +197,8 @@ class KroneckerLaplacePosterior(LaplacePosterior):
                 found[block.bias] = means[block.bias] + change[..., -1].reshape(-1).to(mean.dtype)
                 change = change[..., :-1]
             found[weight] = mean + change.reshape(mean.shape).to(mean.dtype)
-        for name, curvature in self.curvature.as_dict().items():
-            std = (curvature * self.scale + self._precision_of(name)).rsqrt()
-            if name in self.constant:
-                std[self.constant[name]] = 0
+        for name in self.curvature.as_dict():
+            std = self.variance(name).sqrt()
             found[name] = means[name] + (std * self._normals(name, std, key)).to(means[name].dtype)
         return found
 

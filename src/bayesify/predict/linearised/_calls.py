@@ -18,6 +18,7 @@ from torch.nn import functional
 from bayesify.posteriors import NoiseTerms
 from bayesify.posteriors._gaussian._operations import Convolution
 from bayesify.posteriors._gaussian._site import Arrangement
+from bayesify.predict._rotated import Rotated
 from bayesify.predict.linearised._ledger import Factors, Ledger, Part
 
 __all__ = ["AffineCall", "Call", "ConvolutionCall", "EmbeddingCall", "ExpandCall", "LinearCall", "NoiseCall", "run"]
@@ -27,11 +28,16 @@ CHUNK = 2**20  # numbers: the derivatives of a chunk of examples should stay in 
 
 @dataclass(frozen=True)
 class Random:
-    """A random tensor in a call; `factors` are those of its variances, if a matrix has them."""
+    """A random tensor in a call.
+
+    `factors` are those of its variances, if a matrix has them. With `rotated` it is a weight and its bias together, and
+    the variances are those of the independent numbers behind them.
+    """
 
     variance: Tensor
     part: Part
     factors: Factors = None
+    rotated: Rotated | None = None
 
 
 class Call(ABC):
@@ -87,6 +93,7 @@ class LinearCall(Call):
     random_weight: Random | None
     random_bias: Random | None
     caused: Tensor | None = None
+    turned: Tensor | None = None
 
     def output(self, x: Tensor) -> Tensor:
         """Return the product."""
@@ -101,7 +108,8 @@ class LinearCall(Call):
         """Add sum_ij u_ij (sum_t g_ti x_tj)^2: with one position, sum_ij u_ij g_i^2 x_j^2.
 
         With u = r c' it is sum_tt' (g_t . r g_t') (x_t . c x_t'), which is cheaper for a few positions. Else the
-        derivatives are formed, a few examples at a time.
+        derivatives are formed, a few examples at a time. Correlated weights (W, b) = V_B E V_A' have V_B' g and
+        V_A' (x, 1) in the places of g and x, and so the derivatives in E.
         """
         flow = self.rows.split(grad).flatten(1, -2)
         if self.random_bias is not None:
@@ -109,6 +117,8 @@ class LinearCall(Call):
         if self.random_weight is None:
             return
         inputs, part, variance = self.rows.split(x).flatten(1, -2), self.random_weight.part, self.random_weight.variance
+        if self.random_weight.rotated is not None:
+            flow, inputs = flow @ self.random_weight.rotated.left[0], self._turned(inputs)
         if not self.ledger.once(part):
             self.ledger.add_gradient(part, flow.mT @ inputs, variance)
         elif flow.shape[1] == 1:
@@ -128,6 +138,14 @@ class LinearCall(Call):
                 for f, i in zip(torch.split(flow, size), torch.split(inputs, size), strict=True)
             ]
             self.ledger.add(torch.cat(pieces))
+
+    def _turned(self, inputs: Tensor) -> Tensor:
+        assert self.random_weight is not None
+        rotated = self.random_weight.rotated
+        assert rotated is not None
+        if self.turned is None:  # the same for every backward pass
+            self.turned = functional.linear(inputs, rotated.kernel(self.weight.shape), rotated.offset)
+        return self.turned
 
     def _caused(self, squares: Tensor) -> Tensor:
         assert self.random_weight is not None
@@ -179,13 +197,16 @@ class ConvolutionCall(Call):
         pieces = []
         for f, i in zip(torch.split(flow, size), torch.split(inputs, size), strict=True):
             like = self.weight.expand(f.shape[0], *self.weight.shape)
-            gradient = self.operation.each_backward(f, i, like, need_x=False)[1].flatten(1)
+            gradient = self.operation.each_backward(f, i, like, need_x=False)[1]
+            if self.random_weight.rotated is not None:
+                gradient = self.random_weight.rotated.turned(gradient, f.flatten(3).sum((1, 3)))
+            gradient = gradient.flatten(1)
             pieces.append(gradient.square_() @ weights if self.ledger.once(part) else gradient)
         found = torch.cat(pieces)
         if self.ledger.once(part):
             self.ledger.add(found)
         else:
-            self.ledger.add_gradient(part, found.view(-1, *self.weight.shape), variance)
+            self.ledger.add_gradient(part, found.view(-1, *variance.shape), variance)
 
 
 @dataclass

@@ -18,7 +18,7 @@ from bayesify.posteriors._noise import BatchDim
 from bayesify.predict._laws import Law
 from bayesify.predict.linearised._calls import NoiseCall, run
 from bayesify.predict.linearised._ledger import Batch, Factors, Ledger, Part
-from bayesify.predict.linearised._weight import RandomWeight
+from bayesify.predict.linearised._weight import RandomWeight, RotatedWeight
 
 __all__ = ["LinearisedPass", "Plan", "make_plan"]
 
@@ -59,6 +59,7 @@ def make_plan(posterior: Posterior, law: Law, inputs: Any) -> Plan:
         if NOISE in lost:
             raise ValueError("A noisy layer acts on something without a batch. Use how='sampling'.")
         found = lost.union(*(ledger.looped for ledger in ledgers))
+        found.update(*(law.rotations[name].names for name in found if name in law.rotations))
         if not found:
             return Plan(batches, looped, any(len(shape) > 2 for shape, _ in two))
         looped |= found
@@ -119,10 +120,22 @@ class LinearisedPass:
                 stack.enter_context(law.place(self.posterior.network, {**law.fixed, **law.means, **leaves}))
                 stack.enter_context(self.posterior.noise.mode(silent=True))
                 output = self.posterior.read(call(self.posterior.network, one))[0]
-            gradients = torch.autograd.grad(output, list(leaves.values()), cotangent[row], allow_unused=True)
-            pairs = zip(leaves, gradients, strict=True)
-            found.append(sum((g.square() * law.variances[name]).sum() for name, g in pairs if g is not None))
-        return torch.stack([torch.as_tensor(v, dtype=cotangent.dtype, device=cotangent.device) for v in found])
+            gradients = torch.autograd.grad(output, list(leaves.values()), cotangent[row], materialize_grads=True)
+            found.append(_caused(law, dict(zip(leaves, gradients, strict=True))))
+        return torch.stack(found).to(cotangent.dtype)
+
+
+def _caused(law: Law, gradients: dict[str, Tensor]) -> Tensor:
+    """Return sum_p s_p^2 g_p^2, of correlated tensors after their rotation."""
+    parts = []
+    for name, gradient in gradients.items():
+        rotated = law.rotations.get(name)
+        if rotated is None:
+            parts.append((gradient.square() * law.variances[name]).sum())
+        elif name == rotated.weight:
+            bias = None if rotated.bias is None else gradients[rotated.bias][None]
+            parts.append((rotated.turned(gradient[None], bias).square() * rotated.variance).sum())
+    return torch.stack(parts).sum()
 
 
 def _like(posterior: Posterior) -> Tensor:
@@ -135,8 +148,7 @@ def _random_tensors(posterior: Posterior, law: Law, ledger: Ledger, looped: Any)
     """Let the network meet its random tensors and noisy layers as the ledger needs them."""
     network = posterior.network
     tensors: dict[str, Tensor] = {
-        name: mean if name in looped else RandomWeight.make(mean, law.variances[name], ledger, name)
-        for name, mean in law.means.items()
+        name: mean if name in looped else _random(law, name, ledger) for name, mean in law.means.items()
     }
     forwards = {module: _noise_forward(module, ledger) for module in law.noisy}
     with (
@@ -146,6 +158,13 @@ def _random_tensors(posterior: Posterior, law: Law, ledger: Ledger, looped: Any)
         law.place(network, {**law.fixed, **tensors}),
     ):
         yield
+
+
+def _random(law: Law, name: str, ledger: Ledger) -> RandomWeight:
+    mean, variance, rotated = law.means[name], law.variances[name], law.rotations.get(name)
+    if rotated is None:
+        return RandomWeight.make(mean, variance, ledger, name)
+    return RotatedWeight.turn(mean, variance, ledger, name, rotated)
 
 
 def _noise_forward(module: nn.Module, ledger: Ledger) -> Callable[..., Tensor]:

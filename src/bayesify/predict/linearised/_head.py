@@ -90,15 +90,29 @@ def principal_variances(found: LinearisedPass, law: Law, head: Head) -> Tensor:
     for _ in range(STEPS):
         direction = nn.functional.normalize(((direction @ centred) * size) @ centred.mT, dim=-1)
     whole = found.variance(direction, last=True)
-    own = torch.zeros_like(found.outputs)
+    own, along = _own(law, head, random, direction)
+    rest = (whole - along).clamp_min(0)
+    shape = ((direction @ centred).square() * size).sum(-1)
+    scale = rest / shape.clamp_min(torch.finfo(shape.dtype).tiny)
+    return own + independent_variances(scale[:, None] * (size @ centred.square().mT))
+
+
+def _own(law: Law, head: Head, random: list[str], direction: Tensor) -> tuple[Tensor, Tensor]:
+    """Return L, as variances of independent logits, and d' L d."""
+    h = head.features
+    assert h is not None
+    rotated = law.rotations.get(f"{head.name}.weight")
+    if rotated is not None:  # L = V_B diag(q) V_B'
+        met = nn.functional.linear(h, rotated.kernel(head.module.weight.shape), rotated.offset)
+        left, inner = rotated.left[0], rotated.inner(met.square())[..., 0, :]
+        centred = (left - left.mean(0)).square()
+        return independent_variances(inner @ centred.mT), ((direction @ left).square() * inner).sum(-1)
+    own = torch.zeros_like(direction)
     if "weight" in random:
         own = own + h.square() @ law.variances[f"{head.name}.weight"].mT
     if "bias" in random:
         own = own + law.variances[f"{head.name}.bias"]
-    rest = (whole - (direction.square() * own).sum(-1)).clamp_min(0)
-    shape = ((direction @ centred).square() * size).sum(-1)
-    scale = rest / shape.clamp_min(torch.finfo(shape.dtype).tiny)
-    return own + independent_variances(scale[:, None] * (size @ centred.square().mT))
+    return own, (direction.square() * own).sum(-1)
 
 
 def _is_own(law: Law, head: Head, name: str) -> bool:

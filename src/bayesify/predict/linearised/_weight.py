@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from bayesify.posteriors._gaussian._operations import Convolution
 from bayesify.posteriors._noise import BatchDim
 from bayesify.predict._attention import multi_head_attention
 from bayesify.predict._overrides import is_metadata, plain_call
+from bayesify.predict._rotated import Rotated
 from bayesify.predict.linearised._calls import (
     AffineCall,
     ConvolutionCall,
@@ -26,9 +27,11 @@ from bayesify.predict.linearised._calls import (
 )
 from bayesify.predict.linearised._ledger import Batch, Ledger
 
-__all__ = ["RandomWeight"]
+__all__ = ["RandomWeight", "RotatedWeight"]
 
+WeightT = TypeVar("WeightT", bound="RandomWeight")
 _RULES: dict[Any, Callable[..., Any]] = {}
+_MAPS = (functional.linear, functional.conv1d, functional.conv2d, functional.conv3d)
 
 
 class RandomWeight(Tensor):
@@ -43,10 +46,10 @@ class RandomWeight(Tensor):
     ledger: Ledger
     label: str
 
-    @staticmethod
-    def make(value: Tensor, variance: Tensor, ledger: Ledger, name: str) -> RandomWeight:
+    @classmethod
+    def make(cls: type[WeightT], value: Tensor, variance: Tensor, ledger: Ledger, name: str) -> WeightT:
         """Return a random tensor with a mean and variances."""
-        weight = value.as_subclass(RandomWeight)
+        weight = value.as_subclass(cls)
         weight.value, weight.variance, weight.ledger, weight.label = value, variance, ledger, name
         return weight
 
@@ -57,13 +60,26 @@ class RandomWeight(Tensor):
         """Run an operation by its formula."""
         if is_metadata(func):
             return plain_call(func, args, kwargs)
-        rule = _RULES.get(func)
+        rule = _RULES.get(func) if RotatedWeight not in types or func in _MAPS else None
         result = NotImplemented if rule is None else rule(*args, **(kwargs or {}))
         if result is not NotImplemented:
             return result
         map_tensors(_loop, (args, kwargs or {}))
         plain_args, plain_kwargs = map_tensors(_plain, (args, kwargs or {}))
         return func(*plain_args, **plain_kwargs)
+
+
+class RotatedWeight(RandomWeight):
+    """A weight, or its bias, with correlated entries: linear maps have a formula for both together."""
+
+    rotated: Rotated
+
+    @staticmethod
+    def turn(value: Tensor, variance: Tensor, ledger: Ledger, name: str, rotated: Rotated) -> RotatedWeight:
+        """Return one of the two tensors."""
+        weight = RotatedWeight.make(value, variance, ledger, name)
+        weight.rotated = rotated
+        return weight
 
 
 def _loop(tensor: Tensor) -> None:
@@ -107,6 +123,21 @@ class _Visit:
         random = self.random(weight)
         return None if random is None else replace(random, factors=self.ledger.factors_of(random.part, random.variance))
 
+    def random_map(self, weight: Tensor, bias: Tensor | None) -> tuple[Random | None, Random | None]:
+        """Return the random parts of a linear map, in one where they are correlated."""
+        if isinstance(weight, RotatedWeight):
+            rotated = weight.rotated
+            variance = rotated.variance[0] if weight.ndim == 2 else rotated.variance
+            return Random(variance, self.ledger.use(weight.label, variance), rotated=rotated), None
+        return (self.random_matrix(weight) if weight.ndim == 2 else self.random(weight)), self.random(bias)
+
+
+def _torn(weight: Tensor, bias: Tensor | None) -> bool:
+    """Return whether a weight meets another bias than the one that it is correlated with."""
+    if not isinstance(weight, RotatedWeight):
+        return isinstance(bias, RotatedWeight)
+    return (bias.label if isinstance(bias, RandomWeight) else None) != weight.rotated.bias
+
 
 def _value(weight: Tensor | None) -> Tensor | None:
     return None if weight is None else _plain(weight)
@@ -117,10 +148,10 @@ def _value(weight: Tensor | None) -> Tensor | None:
 
 @_rule(functional.linear)
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
-    if isinstance(input, RandomWeight) or weight.ndim != 2:
+    if isinstance(input, RandomWeight) or weight.ndim != 2 or _torn(weight, bias):
         return NotImplemented
     visit = _Visit(input, weight, bias)
-    random = visit.random_matrix(weight), visit.random(bias)
+    random = visit.random_map(weight, bias)
     return run(LinearCall(visit.ledger, visit.rows, _plain(weight), _value(bias), *random), visit.x)
 
 
@@ -151,7 +182,7 @@ def _convolution(dims: int, transposed: bool) -> Callable[..., Any]:
         # After the padding a convolution takes dilation and groups; a transposed one output_padding, groups, dilation.
         names = ("output_padding", "groups", "dilation") if transposed else ("dilation", "groups")
         options = {"output_padding": 0, "dilation": 1, "groups": 1, **dict(zip(names, rest, strict=False)), **options}
-        if isinstance(input, RandomWeight) or input.ndim != dims + 2:
+        if isinstance(input, RandomWeight) or input.ndim != dims + 2 or _torn(weight, bias):
             return NotImplemented
         steps, dilation = _each(stride, dims), _each(options["dilation"], dims)
         if padding == "same":
@@ -162,7 +193,7 @@ def _convolution(dims: int, transposed: bool) -> Callable[..., Any]:
         operation = Convolution(
             steps, sides, dilation, transposed, _each(options["output_padding"], dims), options["groups"]
         )
-        random = visit.random(weight), visit.random(bias)
+        random = visit.random_map(weight, bias)
         call = ConvolutionCall(visit.ledger, visit.rows, operation, _plain(weight), _value(bias), *random)
         return run(call, visit.x)
 

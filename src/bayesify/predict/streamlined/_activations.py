@@ -65,9 +65,8 @@ def _leaky(x: Moments, slope: Tensor | float) -> Moments:
     std = _safe(v).sqrt_()
     # Further out nothing changes but that numbers get too small to be multiplied quickly.
     ratio = (mean / std).clamp_(-_FAR[v.dtype], _FAR[v.dtype]) if v.dtype in _FAR else mean / std
-    inside = torch.special.ndtr(ratio)
-    density = _density(ratio).mul_(std)
-    first = torch.addcmul(density, mean, inside)
+    inside = (ratio * math.sqrt(0.5)).erf_().add_(1).mul_(0.5)
+    first = (mean * inside).addcmul_(ratio.square_().mul_(-0.5).exp_(), std, value=1 / _ROOT)
     # Var = E[y^2] - E[y]^2, with E[y^2] = v P + m E[y]
     if isinstance(slope, float) and slope == 0:
         variance = (v * inside).addcmul_(mean - first, first)

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from bayesify.predict._attention import multi_head_attention
-from bayesify.predict.streamlined._linear import _second
-from bayesify.predict.streamlined._moments import Moments, Source, centre, moment_rule, same_size
+from bayesify.predict.streamlined._heads import Heads
+from bayesify.predict.streamlined._moments import Correlated, Moments, Source, centre, moment_rule, same_size, settings
 
 __all__: list[str] = []
 
@@ -39,7 +39,8 @@ def _attention(
 
     With V = x W', x of mean m and variance v: A V = (A x) W', so c = A m and S = A^2 v go through the weights as any
     input does, Var = U c^2 + (W^2 + U) S, which is exact for weights that all tokens share. Tokens with a common part r
-    of their variance have S = (1 - r) A^2 v + r (A sqrt v)^2.
+    of their variance have S = (1 - r) A^2 v + r (A sqrt v)^2. Covariances within heads, see `Heads`, are left to the
+    next linear map if they are asked for.
     """
     if dropout_p:
         return NotImplemented
@@ -55,10 +56,11 @@ def _attention(
         k, value = k.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
         assert isinstance(value, Moments)
     weights = _weights(q, k, mask, is_causal, scale)
-    variance = _through_weights(weights, value)
-    if variance is None:
-        variance = _mixed(weights, value.variance, value.shared)
-    return value.like(mean, variance)
+    heads = _through_weights(weights, value)
+    settings().attentions += 1
+    if heads is None:
+        return value.like(mean, _mixed(weights, value.variance, value.shared))
+    return Moments.make(mean, heads.variance(), value.shared, heads if settings().per_head else None)
 
 
 def _weights(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
@@ -80,31 +82,55 @@ def _mixed(weights: Tensor, variance: Tensor, shared: Tensor | None) -> Tensor:
     return apart + share * (together - apart)
 
 
-def _through_weights(weights: Tensor, value: Moments) -> Tensor | None:
-    """Mix the inputs of the value weights instead of the values, where their origin is known."""
+def _through_weights(weights: Tensor, value: Moments) -> Heads | None:
+    """Mix the inputs of the value weights instead of the values, where their origin is known and it is worth it."""
     source = value.source
-    if source is None or value.centre.ndim != 4:
+    if not isinstance(source, Source) or value.centre.ndim != 4:
         return None
     found = _rows_of(source, value)
     if found is None:
         return None
     x, rows = found
     heads, tokens = weights.shape[1], weights.shape[-1]
-    if heads * tokens > MOST_MIXING * x.shape[-1]:
+    if heads * tokens > MOST_MIXING * x.shape[-1] and not settings().per_head:
         return None
-    variance: Tensor | None = None
+    loadings, spread = [], []
+    own: Tensor | None = None
     if isinstance(x, Moments):
         shared = None if x.shared is None or not same_size(x.shared.shape[0], x.centre.shape[0]) else x.shared
-        incoming = _mixed(weights, x.variance[:, None], shared)  # (B, H, L, D)
-        variance = incoming @ _second(source.weight)[rows].mT
+        loadings.append(centre(source.weight)[rows])
+        spread.append(_mixed(weights, x.variance[:, None], shared))  # (B, H, T, D)
     if isinstance(source.weight, Moments):
         mixed = weights @ centre(x)[:, None]
-        own = mixed.square() @ source.weight.variance[rows].mT
-        variance = own if variance is None else variance + own
-    if isinstance(source.bias, Moments):
-        own = source.bias.variance[rows][:, None]  # the weights of attention sum to one
-        variance = own.expand_as(value.centre).clone() if variance is None else variance + own
-    return variance
+        if isinstance(source.weight, Correlated):
+            loadings.append(source.weight.rotated.left[0][rows])
+            spread.append(_inner(source.weight, source.bias, mixed, spread))
+        else:
+            second = sum(spread, mixed.square())
+            own = second @ source.weight.variance[rows].mT
+    if isinstance(source.bias, Moments) and not isinstance(source.bias, Correlated):
+        of_bias = source.bias.variance[rows][:, None]  # the weights of attention sum to one
+        own = of_bias.expand(*weights.shape[:3], -1).clone() if own is None else own + of_bias
+    return _made(weights, value, loadings, spread, own)
+
+
+def _inner(weight: Correlated, bias: Tensor | None, mixed: Tensor, spread: list[Tensor]) -> Tensor:
+    """Return Var[E z] of correlated weights (W, b) = V_B E V_A', see `_rotated`, with z = V_A' (A x, 1)."""
+    rotated = weight.with_bias(bias)
+    second = functional.linear(mixed, rotated.kernel(weight.shape), rotated.offset).square()
+    for one in spread:
+        second = second + functional.linear(one, rotated.kernel_square)
+    return rotated.inner(second)[..., 0, :]
+
+
+def _made(weights: Tensor, value: Moments, loadings: list[Tensor], spread: list[Tensor], own: Tensor | None) -> Heads:
+    """Return what is known of the heads, as a tensor (B, T, H, d) that is looked at as (B, H, T, d)."""
+    rows, heads, tokens = weights.shape[:3]
+    size = value.centre.shape[-1]
+    index = torch.empty((rows, tokens, heads, size), device="meta").transpose(1, 2)
+    if not spread:
+        loadings, spread = [value.centre.new_zeros(heads, size, 0)], [weights.new_zeros(*weights.shape[:3], 0)]
+    return Heads(index, torch.cat(loadings, -1), torch.cat(spread, -1), own)
 
 
 def _rows_of(source: Source, value: Moments) -> tuple[Tensor, Tensor] | None:

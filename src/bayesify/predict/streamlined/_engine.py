@@ -15,7 +15,7 @@ from bayesify.posteriors._forward import patched_forward
 from bayesify.predict._laws import Law
 from bayesify.predict._outputs import class_position, independent_variances
 from bayesify.predict.streamlined._joint import Joint
-from bayesify.predict.streamlined._moments import Moments, NoRuleError, Settings, centre, using, variance_of
+from bayesify.predict.streamlined._moments import Correlated, Moments, NoRuleError, Settings, centre, using, variance_of
 
 __all__ = ["MomentsPass"]
 
@@ -31,13 +31,16 @@ class MomentsPass:
         law: Which component of it.
         first_order: Linearise nonlinear functions; else match mean and variance of their outputs.
         covariance: Carry covariances of vectors, for stacks of linear layers and activations.
+        per_head: Carry covariances within heads of attention into the output projection.
     """
 
-    def __init__(self, posterior: Posterior, law: Law, *, first_order: bool, covariance: bool = False) -> None:
+    def __init__(
+        self, posterior: Posterior, law: Law, *, first_order: bool, covariance: bool = False, per_head: bool = False
+    ) -> None:
         self.posterior = posterior
         self.law = law
-        self.settings = Settings(first_order, covariance)
-        self.weights = {name: Moments.make(mean, law.variances[name]) for name, mean in law.means.items()}
+        self.settings = Settings(first_order, covariance, per_head)
+        self.weights = {name: self._random(name) for name in law.means}
 
     def __call__(self, inputs: Any, input_variance: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return mean and variance of the outputs.
@@ -53,9 +56,24 @@ class MomentsPass:
                 output = self._run(inputs)
             except NoRuleError as error:
                 raise self._located(inputs, str(error)) from None
+        self._check_heads()
         if isinstance(output, Joint):
             return output.centre, self._visible(output)
         return centre(output), variance_of(output)
+
+    def _check_heads(self) -> None:
+        """Refuse to call a pass that left out covariances one that has them."""
+        found = self.settings
+        if found.per_head and (found.attentions == 0 or found.projected < found.attentions):
+            raise ValueError(
+                f"how='per-head' carried the covariances of {found.projected} of {found.attentions} attentions with "
+                "random values. It needs nn.MultiheadAttention or scaled_dot_product_attention, with values that are a "
+                "linear layer's outputs, and a linear layer behind it. Use how='moments' or how='linearised'."
+            )
+
+    def _random(self, name: str) -> Moments:
+        mean, variance, rotated = self.law.means[name], self.law.variances[name], self.law.rotations.get(name)
+        return Moments.make(mean, variance) if rotated is None else Correlated.turn(mean, variance, rotated)
 
     def _visible(self, output: Joint) -> Tensor:
         """Return variances: of logits, those of independent ones that have the same when they are centred."""
@@ -68,6 +86,7 @@ class MomentsPass:
 
     def _run(self, inputs: Any) -> Tensor:
         posterior, law = self.posterior, self.law
+        self.settings.attentions = self.settings.projected = 0
         forwards = {module: _noise_forward(module) for module in law.noisy}
         with ExitStack() as stack:
             stack.enter_context(using(self.settings))

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bayesify.predict._overrides import is_metadata, name_of, plain_call
-from bayesify.predict.streamlined._moments import Moments, NoRuleError, centre, settings, variance_of
+from bayesify.predict.streamlined._moments import Correlated, Moments, NoRuleError, centre, settings, variance_of
 
 __all__ = ["Joint", "joint_linear"]
 
@@ -54,7 +54,8 @@ class Joint(Tensor):
 def joint_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Joint:
     """Return the moments of W x + b: Cov = W C W' + diag(U (m^2 + diag C) + var b), exactly.
 
-    W has independent entries with means W and variances U, and x has mean m and covariance C.
+    W has independent entries with means W and variances U, and x has mean m and covariance C. With correlated entries,
+    (W, b) = V_B E V_A': Cov = W C W' + V_B diag(s (V_A' (m, 1))^2 + s diag(V_A' C V_A)) V_B'.
     """
     mean = functional.linear(centre_of(input), centre(weight), centre(bias))
     if isinstance(input, Joint):
@@ -63,12 +64,26 @@ def joint_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> J
     else:
         spread = variance_of(input)
         covariance = (centre(weight) * spread[:, None]) @ centre(weight).mT
+    if isinstance(weight, Correlated):
+        return Joint.make(mean, covariance + _rotated_covariance(input, weight, bias))
     own = torch.zeros_like(mean)
     if isinstance(weight, Moments):
         own = (centre_of(input).square() + spread) @ weight.variance.mT
     if isinstance(bias, Moments):
         own = own + bias.variance
     return Joint.make(mean, covariance + torch.diag_embed(own))
+
+
+def _rotated_covariance(input: Tensor, weight: Correlated, bias: Tensor | None) -> Tensor:
+    rotated = weight.with_bias(bias)
+    kernel = rotated.kernel(weight.shape)
+    second = functional.linear(centre_of(input), kernel, rotated.offset).square()
+    if isinstance(input, Joint):
+        second = second + ((kernel @ input.covariance) * kernel).sum(-1)
+    elif isinstance(input, Moments):
+        second = second + functional.linear(input.variance, rotated.kernel_square)
+    left = rotated.left[0]
+    return (left * rotated.inner(second)) @ left.mT
 
 
 def centre_of(x: Tensor) -> Tensor:

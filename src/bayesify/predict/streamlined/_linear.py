@@ -10,9 +10,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from bayesify.predict._factors import factors
-from bayesify.predict.streamlined._moments import Moments, Source, centre, moment_rule, settings
+from bayesify.predict.streamlined._heads import heads_of
+from bayesify.predict.streamlined._moments import Correlated, Moments, Source, centre, moment_rule, settings
 
 __all__ = ["combined_share", "common_part", "weight_share"]
+
+Operation = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 def _second(weight: Tensor) -> Tensor:
@@ -23,8 +26,14 @@ def _second(weight: Tensor) -> Tensor:
     return found
 
 
+def _arriving(operation: Operation, x: Moments, weight: Tensor, square: Tensor) -> Tensor:
+    """Return diag(W C W') of an input with covariance C: W^2 v, or what is known of the heads of attention."""
+    heads = heads_of(x)
+    return operation(x.variance, square, None) if heads is None else heads.through(weight)
+
+
 def _product(
-    operation: Callable[[Tensor, Tensor, Tensor | None], Tensor], x: Tensor, weight: Tensor, bias: Tensor | None
+    operation: Operation, x: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return mean and variance of a map that is linear in its input and its weight.
 
@@ -38,7 +47,7 @@ def _product(
         variance = operation(centre(x).square(), weight.variance, None)
         caused = variance.flatten(1).sum(1) if variance.ndim > 2 else None
     if isinstance(x, Moments):
-        incoming = operation(x.variance, _second(weight), None)
+        incoming = _incoming(operation, x, weight)
         variance = incoming if variance is None else variance.add_(incoming)
     if of_bias is not None:
         of_bias = of_bias if operation is functional.linear else of_bias.reshape(-1, *(1,) * (mean.ndim - 2))
@@ -47,10 +56,18 @@ def _product(
     return mean, variance, caused
 
 
+def _incoming(operation: Operation, x: Moments, weight: Tensor) -> Tensor:
+    """Return (W^2 + U) v, with the covariances of heads diag(W C W') + U v."""
+    if heads_of(x) is None:
+        return operation(x.variance, _second(weight), None)
+    found = _arriving(operation, x, centre(weight), settings().square(centre(weight)))
+    return found + operation(x.variance, weight.variance, None) if isinstance(weight, Moments) else found
+
+
 def _factored(x: Tensor, weight: Moments, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None] | None:
     """Return the same of x W' + b where U = r c': Var = r (c . (m^2 + v)) + W^2 v + var b."""
     known = weight.kept("factors", lambda w: factors(w.variance))
-    if known is None:
+    if known is None or heads_of(x) is not None:
         return None
     row, column = known
     mean = functional.linear(centre(x), centre(weight), centre(bias))
@@ -61,12 +78,42 @@ def _factored(x: Tensor, weight: Moments, bias: Tensor | None) -> tuple[Tensor, 
         square = weight.kept("square", lambda w: w.centre.square())
         variance = functional.linear(x.variance, square, of_bias)
         return mean, variance.addcmul_((own + x.variance @ column)[..., None], row), caused
-    variance = own[..., None] * row
-    return mean, variance if of_bias is None else variance.add_(of_bias), caused
+    variance = own[..., None] * row if of_bias is None else torch.addcmul(of_bias, own[..., None], row)
+    return mean, variance, caused
+
+
+def _rotated(operation: Operation, x: Tensor, weight: Correlated, bias: Tensor | None) -> Moments:
+    """Return the moments of a linear map whose weight and bias are (W, b) = V_B E V_A', with variances s of E.
+
+    Var_i = sum_j V_B,ij^2 sum_k s_jk E[z_k^2] + (W^2 v)_i with z = V_A' (x, 1), E[z^2] = (V_A' (m, 1))^2 + V_A^2' v:
+    exact for independent entries of x. Positions share E as they share a weight.
+    """
+    rotated, dim = weight.with_bias(bias), -1 if weight.ndim == 2 else 1
+    mean = operation(centre(x), weight.centre, centre(bias))
+    met = operation(centre(x), rotated.kernel(weight.shape), rotated.offset).movedim(dim, -1)
+    second = met.square()
+    caused = (second @ rotated.columns).flatten(1).sum(1) if mean.ndim > 2 else None
+    if isinstance(x, Moments):
+        kernel, squares = rotated.kernel(weight.shape), rotated.kernel_square.view(-1, *weight.shape[1:])
+        second = second + _arriving(operation, x, kernel, squares).movedim(dim, -1)
+    variance = rotated.spread(second).movedim(-1, dim)
+    if isinstance(x, Moments):
+        variance = variance + _arriving(operation, x, weight.centre, settings().square(weight.centre))
+    if caused is None:
+        return Moments.make(mean, variance, x.shared if isinstance(x, Moments) else None)
+    new = weight_share(met, rotated.columns, -1)
+    made = Moments.make(mean, variance, combined_share(x, new, caused, variance))
+    if weight.ndim == 2 and mean.ndim == 3:
+        made.source = Source(torch.empty(mean.shape, device="meta"), x, weight, bias)
+    return made
 
 
 @moment_rule(functional.linear)
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Moments:
+    if heads_of(input) is not None:
+        settings().projected += 1
+    if isinstance(weight, Correlated):
+        return _rotated(functional.linear, input, weight, bias)
     found = _factored(input, weight, bias) if isinstance(weight, Moments) else None
     mean, variance, caused = found or _product(functional.linear, input, weight, bias)
     made = Moments.make(mean, variance)
@@ -81,7 +128,7 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Moment
         new = common_part(common, caused / positions, positions)
     made.shared = combined_share(input, new, caused, variance)
     if mean.ndim == 3:
-        made.source = Source(input, weight, bias, torch.empty(mean.shape, device="meta"))
+        made.source = Source(torch.empty(mean.shape, device="meta"), input, weight, bias)
     return made
 
 
@@ -117,6 +164,8 @@ def _convolution(function: Callable[..., Tensor], *, transposed: bool) -> Callab
         def operation(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
             return function(x, w, b, *args, **options)
 
+        if isinstance(weight, Correlated):
+            return _rotated(operation, input, weight, bias)
         mean, variance, caused = _product(operation, input, weight, bias)
         new = None
         if caused is not None:

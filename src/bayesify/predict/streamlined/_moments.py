@@ -13,8 +13,10 @@ from torch import Tensor
 
 from bayesify._tree import map_tensors
 from bayesify.predict._overrides import is_metadata, name_of, plain_call
+from bayesify.predict._rotated import Rotated
 
 __all__ = [
+    "Correlated",
     "Moments",
     "NoRuleError",
     "Settings",
@@ -42,11 +44,17 @@ class Settings:
     Attributes:
         first_order: Linearise them at the mean; else match mean and variance of their outputs.
         covariance: Carry covariances, for stacks of linear layers and activations.
+        per_head: Carry covariances within heads of attention into the output projection.
+        attentions: How many attentions with random values there were in a pass.
+        projected: How many of them had their covariances carried.
         squares: Squares of weights that are not random, by identity, with the version that they were made of.
     """
 
     first_order: bool = False
     covariance: bool = False
+    per_head: bool = False
+    attentions: int = 0
+    projected: int = 0
     squares: dict[int, tuple[Tensor, int, Tensor]] = field(default_factory=dict)
 
     def square(self, weight: Tensor) -> Tensor:
@@ -87,16 +95,16 @@ class Moments(Tensor):
         centre: The mean, a plain tensor.
         variance: The variance, a plain tensor of the same shape.
         shared: (B,), or None if nothing is in common.
-        source: What a linear map made it of, which attention looks at; see `Source`.
+        source: What a linear map or attention made it of, and where its entries lie in that; see `Origin`.
     """
 
     centre: Tensor
     variance: Tensor
     shared: Tensor | None
-    source: Source | None
+    source: Origin | None
 
     @staticmethod
-    def make(centre: Tensor, variance: Tensor, shared: Tensor | None = None, source: Source | None = None) -> Moments:
+    def make(centre: Tensor, variance: Tensor, shared: Tensor | None = None, source: Origin | None = None) -> Moments:
         """Return the pair."""
         pair = _blank(centre)
         pair.centre, pair.variance, pair.shared, pair.source = centre, variance, shared, source
@@ -120,6 +128,8 @@ class Moments(Tensor):
         """Run an operation by its rule."""
         options = dict(kwargs or {})
         rule = _RULES.get(func)
+        if Correlated in types and func not in _MAPS and not is_metadata(func):
+            raise ValueError(_torn(func))
         if settings().covariance and not is_metadata(func):
             return _independent(func, args, options)
         if rule is not None:
@@ -143,6 +153,44 @@ class Moments(Tensor):
         return f"Moments(centre={self.centre}, variance={self.variance})"
 
 
+class Correlated(Moments):
+    """A weight, or its bias, with correlated entries; `variance` is that of single entries.
+
+    Linear layers and convolutions have rules for both together; anything else is an error.
+    """
+
+    rotated: Rotated
+
+    @staticmethod
+    def turn(centre: Tensor, variance: Tensor, rotated: Rotated) -> Correlated:
+        """Return one of the two tensors."""
+        made = centre.detach().as_subclass(Correlated)
+        made.centre, made.variance, made.shared, made.source, made.rotated = centre, variance, None, None, rotated
+        return made
+
+    def with_bias(self, bias: Tensor | None) -> Rotated:
+        """Return what makes the weight, after a look at the bias that it is used with."""
+        own = bias.rotated.bias if isinstance(bias, Correlated) else None
+        if own != self.rotated.bias or (isinstance(bias, Moments) and not isinstance(bias, Correlated)):
+            raise ValueError(_torn(torch.nn.functional.linear))
+        return self.rotated
+
+
+_MAPS = (
+    torch.nn.functional.linear,
+    torch.nn.functional.conv1d,
+    torch.nn.functional.conv2d,
+    torch.nn.functional.conv3d,
+)
+
+
+def _torn(func: Callable[..., Any]) -> str:
+    return (
+        f"{_operation(func)} takes a weight whose entries are correlated, or its bias, apart from the other. Means and "
+        "variances are carried through linear layers and convolutions of such weights alone: use how='linearised'."
+    )
+
+
 def _blank(like: Tensor) -> Moments:
     """Return a pair that is still empty, with the shape of a tensor; a tensor that is only traced has no data."""
     if type(like) in (Tensor, torch.nn.Parameter):
@@ -160,20 +208,29 @@ class _Traced(Moments):
 
 
 @dataclass(frozen=True)
-class Source:
-    """A linear map y = x W' + b that was not mixed with anything since.
+class Origin:
+    """An operation's output y that was not mixed with anything since.
+
+    Attributes:
+        index: A tensor without data whose strides say where in y each entry of the present tensor lies.
+    """
+
+    index: Tensor
+
+
+@dataclass(frozen=True)
+class Source(Origin):
+    """A linear map y = x W' + b, at whose input attention looks.
 
     Attributes:
         x: Its input.
         weight: Its weight.
         bias: Its bias.
-        index: A tensor without data whose strides say where in y each entry of the present tensor lies.
     """
 
     x: Tensor
     weight: Tensor
     bias: Tensor | None
-    index: Tensor
 
 
 def _independent(func: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -181,7 +238,7 @@ def _independent(func: Callable[..., Any], args: tuple[Any, ...], options: dict[
     from bayesify.predict.streamlined._joint import joint_linear
 
     linear = func is torch.nn.functional.linear and args[0].ndim == 2
-    if linear and isinstance(args[0], Moments):
+    if linear and (isinstance(args[0], Moments) or isinstance(args[1], Correlated)):
         return joint_linear(*args, **options)
     pairs = [value for value in (*args, *options.values()) if isinstance(value, Moments)]
     if linear or (len(pairs) == 1 and args[0] is pairs[0] and _alone(func)):

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from bayesify._tree import map_tensors
 from bayesify.predict._overrides import name_of, plain_call
-from bayesify.predict.streamlined._moments import Moments, Source, centre, moment_rule, same_size, variance_of
+from bayesify.predict.streamlined._moments import Moments, Origin, centre, moment_rule, same_size, variance_of
 from bayesify.predict.streamlined._products import joint_share
 
 __all__: list[str] = []
@@ -22,7 +22,7 @@ def _moved(operation: Callable[..., Any], x: Moments, args: tuple[Any, ...], opt
     means = operation(x.centre, *args, **options)
     variances = operation(x.variance, *args, **options)
     if isinstance(means, Tensor):
-        return Moments.make(means, variances, _share(x, means), _source(operation, x, args, options))
+        return Moments.make(means, variances, _share(x, means), _source(operation, x, args, options, means.shape))
     indices = _indices(operation, x, args, options)
     pairs = zip(means, variances, indices or [None] * len(means), strict=True)
     return tuple(
@@ -43,10 +43,6 @@ def _indices(operation: Callable[..., Any], x: Moments, args: tuple[Any, ...], o
     """Move the index of a linear map's outputs along; None where its entries no longer lie at fixed steps."""
     if x.source is None:
         return None
-    if operation in (Tensor.reshape, torch.reshape):
-        operation = Tensor.view
-        args = args if not options else (options["shape"],)
-        options = {}
     if operation is Tensor.__getitem__ and not _slices_alone(args[0]):
         return None
     if name_of(operation) in _COPIES:
@@ -57,9 +53,13 @@ def _indices(operation: Callable[..., Any], x: Moments, args: tuple[Any, ...], o
         return None
 
 
-def _source(operation: Callable[..., Any], x: Moments, args: tuple[Any, ...], options: dict[str, Any]) -> Source | None:
+def _source(
+    operation: Callable[..., Any], x: Moments, args: tuple[Any, ...], options: dict[str, Any], shape: torch.Size
+) -> Origin | None:
     if name_of(operation) not in _VIEWS | _COPIES:
         return None
+    if name_of(operation) in ("reshape", "flatten"):  # these copy where there is no view, and a copy has other steps
+        operation, args, options = Tensor.view, (shape,), {}
     index = _indices(operation, x, args, options)
     return None if index is None or x.source is None else replace(x.source, index=index)
 
