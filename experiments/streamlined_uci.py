@@ -96,13 +96,16 @@ def main() -> None:
     parser.add_argument("--splits", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--lr", type=float, default=1e-3, help="of BayesAdapter's means")
-    parser.add_argument("--log-std-lr", type=float, default=1e-2, help="of its standard deviations")
+    parser.add_argument("--log-std-lr", type=float, default=5e-2, help="of its standard deviations")
     parser.add_argument("--validate", action="store_true", help="measure on a fifth of the training rows")
     parser.add_argument("--trial", action="store_true", help="one split, one epoch, and nothing is kept")
     arguments = parser.parse_args()
     if arguments.trial:
         arguments.tables, arguments.splits, arguments.epochs = arguments.tables[-2:-1], 1, 1
-    command = f"python -m experiments.streamlined_uci --epochs {arguments.epochs}"
+    command = (
+        f"python -m experiments.streamlined_uci --epochs {arguments.epochs} --lr {arguments.lr:g} "
+        f"--log-std-lr {arguments.log_std_lr:g}"
+    )
     label = f", lr={arguments.lr:g}, log_std_lr={arguments.log_std_lr:g}" if arguments.validate else ""
     path = RESULTS / f"streamlined_uci{'_tuning' if arguments.validate else ''}.json"
     rows = Rows(None if arguments.trial else path, command)
