@@ -227,14 +227,14 @@ def draw_figures(rows: dict[str, dict[str, Any]], path: Path) -> None:
     """Draw accuracy and NLL against the number of draws."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 3), layout="constrained")
-    for axes, field in zip(figure.subplots(1, 2), ("accuracy", "nll"), strict=True):
+    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    for axes, field, label in zip(figure.subplots(1, 2), ("accuracy", "nll"), ("accuracy", "NLL"), strict=True):
         for name, row in rows.items():
             draws = range(1, len(row[field]) + 1)
-            (line,) = axes.plot(draws, row[field], label=name)
+            (line,) = axes.plot(draws, row[field], label=name.partition(", seed")[0])
             axes.plot(draws, row[f"single_{field}"], ".", color=line.get_color(), alpha=0.4)
-        axes.set(xlabel="draws (points: single ones)", ylabel=field)
-    figure.axes[0].legend()
+        axes.set(xlabel="draws (points: single ones)", ylabel=label, xticks=range(0, len(draws) + 1, 5))
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False)
     figure.savefig(path)
 
 
