@@ -1,7 +1,8 @@
 """Print results files as tables: `python -m experiments.tables experiments/results/abnn_cifar_main_resnet20.json`.
 
-A line is a method before and after temperature scaling, a cell the mean over seeds, with the standard deviation where
-there are several. `--columns` chooses among the measures of the file.
+A line is a method before and after temperature scaling, or with the variance scale of a prediction without draws. A
+cell is the mean over seeds or splits, with the standard deviation where there are several. `--columns` chooses among
+the measures of the file.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ from typing import Any
 __all__ = ["cell", "grouped", "table"]
 
 COLUMNS = ("accuracy", "nll", "ece", "aurc")
+SUFFIXES = {"": "", ", calibrated": " + temperature", ", scaled": " + scale"}
 
 
 def grouped(rows: dict[str, dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of each name, which ends before its seed.
+    """Return the rows of each name, which ends before its seed or split.
 
     >>> grouped({"a, seed 0": {"x": 1}, "a, seed 1": {"x": 2}, "b": {}})
     {'a': [{'x': 1}, {'x': 2}], 'b': [{}]}
     """
     found: dict[str, list[dict[str, Any]]] = {}
     for name, row in rows.items():
-        found.setdefault(re.sub(r", seed \d+$", "", name), []).append(row)
+        found.setdefault(re.sub(r", (seed|split) \d+$", "", name), []).append(row)
     return found
 
 
@@ -51,11 +53,12 @@ def table(record: dict[str, Any], columns: list[str], part: str = "test") -> str
     """Return a table in Markdown; accuracies, ECE and mIoU in per cent, AURC in thousandths."""
     lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for name, rows in grouped(record["rows"]).items():
-        for suffix in ("", ", calibrated"):
-            kept = [row[part + suffix] for row in rows if part + suffix in row]
-            if kept:
-                cells = [cell(column, [row[column] for row in kept]) for column in columns if column in kept[0]]
-                lines.append(f"| {name}{' + temperature' if suffix else ''} | {' | '.join(cells)} |")
+        for key, first in rows[0].items():
+            of_part = key.startswith(part) or not key.startswith(("test", "validation"))
+            if isinstance(first, dict) and columns[0] in first and of_part:
+                cells = [cell(column, [row[key][column] for row in rows]) for column in columns if column in first]
+                label = SUFFIXES.get(key.removeprefix(part), f": {key}")
+                lines.append(f"| {name}{label} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
