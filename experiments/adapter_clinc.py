@@ -23,7 +23,7 @@ from experiments.scoring import scored
 
 # Adam with rates of its own: SGD's of the paper are for convolutions with batch normalisation.
 OURS = BayesAdapter(
-    epochs=2, optimiser="adam", lr=1e-4, log_std_lr=0.02, start_std=(0.005, 0.01), schedule="cosine",
+    epochs=2, optimiser="adam", lr=1e-4, log_std_lr=0.002, start_std=(0.005, 0.01), schedule="cosine",
     log_std_schedule="cosine",
 )  # fmt: skip
 TUNING: dict[str, bayesify.Method] = {
