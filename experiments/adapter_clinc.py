@@ -32,6 +32,7 @@ TUNING: dict[str, bayesify.Method] = {
 }
 METHODS: dict[str, bayesify.Method] = {
     "map": bayesify.MAP(),
+    "map, trained on": bayesify.MAP(epochs=2, optimiser="adam", lr=1e-4, weight_decay=0.0, schedule="cosine"),
     "bayes-adapter": OURS,
     "bayes-adapter, supervised": OURS,
     "bayes-adapter, last layer, supervised": OURS,
