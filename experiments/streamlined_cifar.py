@@ -58,7 +58,7 @@ def fitted(name: str, arguments: argparse.Namespace) -> bayesify.Posterior:
     # The settings of the page of BayesAdapter, which were chosen on validation images.
     start = 0.0125 * math.exp(-0.5), 0.0125 * math.exp(0.5)
     method = BayesAdapter(epochs=0 if trial else 2, lr=1e-4, start_std=start)
-    return adapter_cifar.Run(settings).posterior("bayes-adapter", method, 0)[0]
+    return adapter_cifar.Run(settings, layout=torch.channels_last).posterior("bayes-adapter", method, 0)[0]
 
 
 def row(
