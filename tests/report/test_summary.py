@@ -17,6 +17,12 @@ def test_it_says_what_was_compared():
     )
 
 
+def test_many_names_are_left_to_the_table():
+    six, seven = ([classification(f"m{index}") for index in range(number)] for number in (6, 7))
+    assert summary(six)[0].startswith("m0, m1, m2, m3, m4 and m5 were compared")
+    assert summary(seven)[0].startswith("7 predictions were compared on 80 test examples")
+
+
 def test_it_is_honest_when_the_plain_network_wins():
     plain = with_metrics(classification("plain"), nll=0.1, ece=0.01, **{"auroc/far & wide": 0.7})
     noisy = with_metrics(classification("noisy", noise=1.0), nll=0.2, ece=0.02, **{"auroc/far & wide": 0.9})

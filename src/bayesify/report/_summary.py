@@ -46,7 +46,7 @@ def summary(evaluations: Sequence[Evaluation]) -> list[str]:
 
 def _compared(evaluations: Sequence[Evaluation]) -> str:
     first = evaluations[0].prediction
-    text = _listed([e.name for e in evaluations])
+    text = _listed([e.name for e in evaluations]) if len(evaluations) <= 6 else f"{len(evaluations)} predictions"
     text += " were compared" if len(evaluations) > 1 else " was evaluated"
     text += f" on {len(first):,} test examples"
     if isinstance(first, ClassificationPrediction):
