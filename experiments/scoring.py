@@ -16,7 +16,7 @@ from bayesify.evaluate import right_or_wrong
 from bayesify.likelihoods import Categorical
 from bayesify.prediction import ClassificationPrediction
 
-__all__ = ["calibrated", "measures", "scored"]
+__all__ = ["calibrated", "measures", "quality", "scored"]
 
 
 def scored(
@@ -64,13 +64,7 @@ def calibrated(
 def measures(likelihood: Categorical, logits: Tensor, labels: Tensor, others: Mapping[str, Tensor]) -> dict[str, float]:
     """Return the quality of the average over draws (S, N, C), and how well it tells other sets from this one."""
     own = _prediction(likelihood, logits)
-    found = {
-        "accuracy": measure.accuracy(own.probs, labels),
-        "nll": measure.nll(own.probs, labels),
-        "brier": measure.brier(own.probs, labels),
-        "ece": measure.ece(own.probs, labels),
-        "aurc": measure.aurc(*right_or_wrong(own, labels)),
-    }
+    found = quality(own, labels)
     for name, other in others.items():
         foreign = _prediction(likelihood, other)
         for score in ("total", "epistemic"):
@@ -79,6 +73,17 @@ def measures(likelihood: Categorical, logits: Tensor, labels: Tensor, others: Ma
             found[f"aupr-{score}/{name}"] = measure.average_precision(*pair)
             found[f"fpr95-{score}/{name}"] = measure.fpr_at_tpr(*pair, tpr=0.95)
     return {name: round(float(value), 5) for name, value in found.items()}
+
+
+def quality(prediction: ClassificationPrediction, labels: Tensor) -> dict[str, float]:
+    """Return what a prediction is worth on labelled examples."""
+    return {
+        "accuracy": measure.accuracy(prediction.probs, labels),
+        "nll": measure.nll(prediction.probs, labels),
+        "brier": measure.brier(prediction.probs, labels),
+        "ece": measure.ece(prediction.probs, labels),
+        "aurc": measure.aurc(*right_or_wrong(prediction, labels)),
+    }
 
 
 def _prediction(likelihood: Categorical, logits: Tensor) -> ClassificationPrediction:

@@ -21,12 +21,12 @@ import torch
 from torch.utils.data import DataLoader, Subset
 
 import bayesify
-from bayesify import ABNN, BayesAdapter, measure
-from bayesify.evaluate import right_or_wrong
+from bayesify import ABNN, BayesAdapter
 from experiments import abnn_cifar, adapter_cifar
 from experiments.cifar import loaders
 from experiments.networks import pretrained
 from experiments.rows import Rows
+from experiments.scoring import quality
 
 RESULTS = Path(__file__).parent / "results" / "streamlined_cifar.json"
 # How it is predicted, and by how many draws.
@@ -82,10 +82,7 @@ def row(
         end = clock()
         assert isinstance(own, bayesify.ClassificationPrediction)
         values = {
-            "accuracy": measure.accuracy(own.probs, labels),
-            "nll": measure.nll(own.probs, labels),
-            "ece": measure.ece(own.probs, labels),
-            "aurc": measure.aurc(*right_or_wrong(own, labels)),
+            **quality(own, labels),
             "epistemic": own.epistemic.mean(),
             "cost in plain passes": (end - middle) / (middle - began),
         }

@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 import bayesify
 from bayesify import BayesAdapter, Laplace, measure
 from bayesify.data import load, rotate
-from bayesify.evaluate import right_or_wrong
 from experiments.rows import Rows
+from experiments.scoring import quality
 
 RESULTS = Path(__file__).parent / "results" / "streamlined_fashion.json"
 POSTERIORS: dict[str, bayesify.Method] = {
@@ -109,10 +109,7 @@ def _measures(data: Data, posterior: bayesify.Posterior, options: dict[str, Any]
     seconds = time.perf_counter() - began
     assert isinstance(own, bayesify.ClassificationPrediction)
     values = {
-        "accuracy": measure.accuracy(own.probs, labels),
-        "nll": measure.nll(own.probs, labels),
-        "ece": measure.ece(own.probs, labels),
-        "aurc": measure.aurc(*right_or_wrong(own, labels)),
+        **quality(own, labels),
         "seconds": seconds,
     }
     for name, loader in data.foreign.items():
