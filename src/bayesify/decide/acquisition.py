@@ -85,7 +85,8 @@ def batch_bald(probs: Tensor, num: int, *, joint_samples: int = 10_000, seed: in
 
     I(y_1..y_b; w) = H(y_1..y_b) - sum_i E_w H(y_i | w), greedily. The joint entropy sums over all C^(b-1) labels of
     those chosen so far while these are few, and over `joint_samples` sampled ones afterwards. What an example adds can
-    only fall as others are chosen, so those that added less before than the best adds now are not looked at again.
+    only fall as others are chosen, so those that added less before than the best adds now are not looked at again; with
+    sampled labels that holds up to their sampling error.
 
     Args:
         probs: Draws' probabilities of the pool, (S, N, C).
