@@ -34,7 +34,7 @@ def learners(steps: int, game: int) -> dict[str, bayesify.Method]:
     return {
         "SGLD": bayesify.SGLD(**chain),
         COLD: bayesify.SGLD(temperature=1e-3, **chain),
-        "APD": bayesify.APD(latent=100, steps=game, batch=32, chains=4, **chain),
+        "APD": bayesify.APD(latent=100, steps=game, batch=32, **chain),
         "plain network": bayesify.MAP(epochs=steps // AT_ONCE, lr=0.05, weight_decay=0.05),
     }
 

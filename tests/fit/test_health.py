@@ -51,7 +51,7 @@ def test_a_module_that_returns_infinity_is_named(method: bayesify.Method):
     inner = nn.Sequential(nn.Linear(8, 8), Explode(2))
     network = nn.Sequential(nn.Linear(4, 8), inner, nn.Linear(8, CLASSES))
     posterior = bayesify.convert(network, method)
-    with pytest.raises(NonFiniteError, match=r"not finite at step 3 \(nll=nan\).*'1\.1' \(Explode\).*clip_norm"):
+    with pytest.raises(NonFiniteError, match=r"not finite at step 3 of epoch 1 \(nll=nan\).*'1\.1' \(Explode\).*clip_norm"):
         _fit(posterior, DataLoader(_data(), batch_size=4))
 
 
@@ -61,6 +61,15 @@ def test_a_parameter_that_is_not_a_number_is_named():
         network[2].weight[1, 3] = torch.nan
     with pytest.raises(NonFiniteError, match=r"at step 1 .*The parameter '2\.weight' holds values that are not finite"):
         _fit(bayesify.convert(network, MAP()), DataLoader(_data(), batch_size=4))
+
+
+def test_a_chain_that_left_is_told_from_targets():
+    posterior = bayesify.convert(_network(), bayesify.APD(chains=2, num_samples=2, steps=2))
+    with torch.no_grad():
+        for weights in posterior.workshop.chains[1].parameters():
+            weights.fill_(1e30)  # finite, unlike the network's outputs with them
+    with pytest.raises(NonFiniteError, match="A chain has gone where the network's output is not finite"):
+        _fit(posterior, DataLoader(_data(), batch_size=4))
 
 
 def test_targets_that_are_not_numbers_are_told_from_modules():

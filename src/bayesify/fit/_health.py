@@ -22,14 +22,15 @@ class NonFiniteError(ArithmeticError):
     """A loss became infinite or not a number."""
 
 
-def check_finite(terms: LossTerms, posterior: Posterior, batch: Any, stage: str, step: int) -> None:
+def check_finite(terms: LossTerms, posterior: Posterior, batch: Any, stage: str, *, epoch: int, step: int) -> None:
     """Stop a run whose loss is not finite, naming the first module that is to blame."""
     if all(math.isfinite(value.item()) for value in terms.values()):
         return
     values = ", ".join(f"{name}={value.item():g}" for name, value in terms.items())
     raise NonFiniteError(
-        f"The loss of {stage} is not finite at step {step} ({values}). {_first_non_finite(posterior, batch)} Lower "
-        "the learning rate, clip the gradients (clip_norm=1.0), or check the inputs."
+        f"The loss of {stage} is not finite at step {step} of epoch {epoch} ({values}). "
+        f"{_first_non_finite(posterior, batch)} Lower the learning rate, clip the gradients (clip_norm=1.0), or check "
+        "the inputs."
     )
 
 
@@ -49,17 +50,26 @@ def _first_non_finite(posterior: Posterior, batch: Any) -> str:
 
     leaves = [(n, m) for n, m in posterior.network.named_modules() if next(m.children(), None) is None]
     handles = [module.register_forward_hook(watch(name or "(network)")) for name, module in leaves]
+    inputs = to_device(inputs, next(posterior.parameters()).device)
     try:
         with torch.no_grad():
-            output = posterior.method.outputs(posterior, to_device(inputs, next(posterior.parameters()).device))
+            output = posterior.method.outputs(posterior, inputs)
     finally:
         for handle in handles:
             handle.remove()
     if not found and bool(output.isfinite().all()):
+        if not _chains_finite(posterior, inputs):
+            return "A chain has gone where the network's output is not finite: its steps are too large."
         return (
             "Every module's output is finite: the targets, or a term of the loss beside the likelihood, are to blame."
         )
     return found[0] if found else "The network's output is not finite, though each module's is."
+
+
+@torch.no_grad()
+def _chains_finite(posterior: Posterior, inputs: Any) -> bool:
+    chains = getattr(posterior, "chain_outputs", None)
+    return chains is None or bool(chains(inputs).isfinite().all())
 
 
 @torch.no_grad()

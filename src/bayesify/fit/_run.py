@@ -261,7 +261,7 @@ class Run:
         detached = LossTerms({name: value.detach().double() for name, value in terms.items()})
         if self._may_look():
             own = batch if self.ood_loader is None else batch[0]
-            check_finite(detached, self.posterior, own, stage.name, state.step)
+            check_finite(detached, self.posterior, own, stage.name, epoch=state.epoch + 1, step=state.step)
         for name, value in [*detached.items(), ("total", detached.total)]:
             self.sums[name] = self.sums.get(name, 0.0) + value
         if steps:

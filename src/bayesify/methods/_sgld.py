@@ -239,7 +239,7 @@ class SGLD(Method):
         # Preconditioned, the time is not known beforehand; a trial of a few steps is nobody's posterior.
         if self.kind == "psgld" or not decay or total_steps < TRIAL:
             return
-        if (relaxed := speed * sum(before) * decay / 2) < 1:
+        if (relaxed := speed * math.fsum(before) * decay / 2) < 1:
             warnings.warn(
                 f"The burn-in of {len(before):,} steps is {relaxed:.2g} of the prior's relaxation time, 2/(lr "
                 f"weight_decay) = {2 / (speed * self.lr * decay):,.0f} steps at the first step size: weights that the "
