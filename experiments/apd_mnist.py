@@ -112,6 +112,8 @@ class Lab:
             "SGLD": self.sgld,
             "APD": partial(self.distilled, "wgan-gp", hidden=wide),
             "APD, hidden 20": partial(self.distilled, "wgan-gp", hidden=20),
+            "APD and residual noise": partial(self.distilled, "wgan-gp", hidden=wide, residual=True),
+            "APD, hidden 20, and residual noise": partial(self.distilled, "wgan-gp", hidden=20, residual=True),
             "PCA and residual noise": partial(self.distilled, "pca", latent=rank, residual=True),
             f"mixture of {components}": partial(self.distilled, "mixture", components=components),
             "SWAG of the bank": partial(self.distilled, "swag", latent=rank),

@@ -61,7 +61,8 @@ def distill(
         hidden: Sizes of the hidden layers of generator and critic.
         components: Of "mixture".
         rank: The largest number of coordinates; None takes all, which loses nothing.
-        residual: Add back, as independent noise, the variance that `rank` leaves out.
+        residual: Add independent noise to each weight whose variance is below the bank's, so that it is the same: for
+            one more network of memory.
         steps: Generator steps, at most.
         batch: Samples in a minibatch.
         critic_steps: For each generator step.
@@ -94,14 +95,15 @@ def distill(
     elif how == "pca":
         made = fit_pca(bank, samples, latent, num_draws, residual=residual)
     else:
-        made = make_generator_posterior(bank, how, latent, hidden, num_draws).eval()
+        made = make_generator_posterior(bank, how, latent, hidden, num_draws, residual=residual).eval()
         reduction = reduce_samples(samples, rank)
-        if residual:
-            made.residual_std.fill_(reduction.residual_std)
+        variance = samples.var(0) if residual else None
         random = torch.Generator(device=samples.device).manual_seed(seed)
         players = make_players(reduction.coordinates.shape[1], latent, hidden, samples, random)
         game = Game(*players, kind=how, batch=batch, critic_steps=critic_steps, lr=lr, random=random)
-        agreements = _play(game, made, reduction, bank, inputs, loader, steps, check_steps, patience, progress)
+        agreements = _play(
+            game, made, reduction, bank, inputs, loader, steps, check_steps, patience, progress, variance
+        )
     inherit(made, bank)
     made.eval()
     made.outdate_statistics()
@@ -122,8 +124,15 @@ def _play(
     check_steps: int,
     patience: int,
     progress: bool,
+    variance: torch.Tensor | None,
 ) -> dict[int, Agreement]:
     """Train, and take the best generator there was; return the comparisons by step."""
+
+    def fold() -> None:
+        fold_generator(game.generator, reduction, posterior.generator)
+        if variance is not None:
+            posterior.match_variance(variance)
+
     reference = None if inputs is None else predict(bank, inputs, seed=0)
     found: dict[int, Agreement] = {}
     best: tuple[float, int, dict[str, torch.Tensor]] | None = None
@@ -131,7 +140,7 @@ def _play(
         game.step(reduction.coordinates)
         if reference is None or (step % check_steps and step != steps):
             continue
-        fold_generator(game.generator, reduction, posterior.generator)
+        fold()
         if loader is not None:
             posterior.refresh_statistics(loader, max_batches=10)
         found[step] = agreement(posterior, reference, inputs, num_samples=min(len(bank), 50))
@@ -142,7 +151,7 @@ def _play(
             break
     if best is not None:
         game.generator.load_state_dict(best[2])
-    fold_generator(game.generator, reduction, posterior.generator)
+    fold()
     return found
 
 

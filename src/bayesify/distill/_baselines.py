@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +16,13 @@ __all__ = ["fit_mixture", "fit_pca", "fit_swag", "make_generator_posterior"]
 
 
 def make_generator_posterior(
-    bank: BankPosterior, how: str, latent: int, hidden: tuple[int, ...], num_draws: int
+    bank: BankPosterior, how: str, latent: int, hidden: tuple[int, ...], num_draws: int, *, residual: bool
 ) -> GeneratorPosterior:
     """Return a generator over a bank's weights that has learned nothing."""
     names = tuple(bank.codec.names)
-    method = Generator(latent=latent, hidden=hidden, how=how, num_draws=num_draws, source=_source(bank), names=names)
-    posterior = GeneratorPosterior(
-        copy.deepcopy(bank.network), method, names=list(names), latent=latent, hidden=hidden, num_draws=num_draws
-    )
+    shape: dict[str, Any] = {"latent": latent, "hidden": hidden, "num_draws": num_draws, "residual": residual}
+    method = Generator(how=how, source=_source(bank), names=names, **shape)
+    posterior = GeneratorPosterior(copy.deepcopy(bank.network), method, names=list(names), **shape)
     inherit(posterior, bank)
     return posterior
 
@@ -36,18 +36,18 @@ def fit_pca(bank: BankPosterior, samples: Tensor, rank: int, num_draws: int, *, 
         samples: (M, D).
         rank: How many axes.
         num_draws: For networks with batch normalisation.
-        residual: Whether the variance along other axes is added as independent noise.
+        residual: Whether what each weight's variance lacks is added as independent noise.
     """
     reduction = reduce_samples(samples, rank)
-    posterior = make_generator_posterior(bank, "pca", min(rank, len(samples) - 1), (), num_draws)
-    if residual:
-        posterior.residual_std.fill_(reduction.residual_std)
+    posterior = make_generator_posterior(bank, "pca", min(rank, len(samples) - 1), (), num_draws, residual=residual)
     into = posterior.generator[-1]
     assert isinstance(into, nn.Linear)
     std = reduction.coordinates.std(0) * reduction.scale
     into.weight.zero_()
     into.weight[:, : len(std)] = reduction.basis.T * std
     into.bias.copy_(reduction.mean)
+    if residual:
+        posterior.match_variance(samples.var(0))
     return posterior
 
 

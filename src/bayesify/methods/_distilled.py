@@ -24,6 +24,7 @@ class Generator(Made):
         hidden: Sizes of the hidden layers.
         how: "wgan-gp", "wgan", "gan", or "pca", which has no hidden layers.
         num_draws: For networks with batch normalisation: how many draws have their own statistics.
+        residual: Whether weights have independent noise beside the generator's.
     """
 
     name = "generator"
@@ -32,6 +33,7 @@ class Generator(Made):
     hidden: tuple[int, ...] = (100, 100, 100)
     how: str = "wgan-gp"
     num_draws: int = 50
+    residual: bool = False
 
     def build(self, network: nn.Module, selection: Selection) -> GeneratorPosterior:
         """Make a generator that returns the network's own weights."""
@@ -43,6 +45,7 @@ class Generator(Made):
             latent=self.latent,
             hidden=self.hidden,
             num_draws=self.num_draws,
+            residual=self.residual,
         )
         posterior.conversion = table
         return posterior

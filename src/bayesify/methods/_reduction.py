@@ -19,14 +19,12 @@ class Reduction:
         basis: Orthonormal rows, (r, D).
         scale: Makes the coordinates' average variance one.
         coordinates: Of the samples, (M, r).
-        residual_std: Standard deviation per weight of what the basis leaves out; 0 if it spans all samples.
     """
 
     mean: Tensor
     basis: Tensor
     scale: float
     coordinates: Tensor
-    residual_std: float
 
     def fold(self, last: nn.Linear, into: nn.Linear) -> None:
         """Write a linear layer to coordinates as one to weights, into another: W = scale basis' A, b = mean + ..."""
@@ -63,9 +61,7 @@ def reduce_samples(samples: Tensor, rank: int | None = None) -> Reduction:
     coordinates = vectors[:, :kept] * lengths
     basis = (vectors[:, :kept] / lengths.clamp_min(1e-300)).to(samples.dtype).T @ centred
     scale = float(coordinates.square().mean().sqrt()) or 1.0
-    left = float(values[kept:].sum()) / samples.numel()
-    residual = left**0.5 if kept < known else 0.0
-    return Reduction(mean, basis, scale, (coordinates / scale).to(samples.dtype), residual)
+    return Reduction(mean, basis, scale, (coordinates / scale).to(samples.dtype))
 
 
 @torch.no_grad()

@@ -121,6 +121,7 @@ class GeneratorPosterior(VectorPosterior):
         latent: The size of z.
         hidden: Sizes of the hidden layers.
         num_draws: The number of draws that get batch-normalisation statistics.
+        residual: Whether there is noise beside G, of one size for each weight.
     """
 
     residual_std: Tensor
@@ -134,9 +135,10 @@ class GeneratorPosterior(VectorPosterior):
         latent: int,
         hidden: tuple[int, ...],
         num_draws: int,
+        residual: bool = False,
     ) -> None:
         super().__init__(network, method, names=names, num_draws=num_draws)
-        self.latent = latent
+        self.latent, self.residual = latent, residual
         first = self.codec.flatten(network)
         with torch.random.fork_rng(devices=[]):  # its first weights are written over
             self.generator = make_generator(latent, hidden, first.numel()).to(first.device, first.dtype)
@@ -145,7 +147,7 @@ class GeneratorPosterior(VectorPosterior):
             assert isinstance(last, nn.Linear)
             last.weight.zero_()
             last.bias.copy_(first)
-        self.register_buffer("residual_std", torch.zeros_like(first[:1]))
+        self.register_buffer("residual_std", torch.zeros_like(first if residual else first[:1]))
 
     @torch.no_grad()
     def sample(self, key: Key) -> Tensor:
@@ -154,7 +156,7 @@ class GeneratorPosterior(VectorPosterior):
         z = like.new_empty(self.latent).normal_(generator=generator_for(key, "latent", like.device))
         with torch.autocast(like.device.type, enabled=False):  # weights are made in their own type
             weights: Tensor = self.generator(z)
-        if bool(like > 0):
+        if self.residual:
             noise = torch.empty_like(weights).normal_(generator=generator_for(key, "residual", like.device))
             weights = weights.addcmul_(noise, like)
         return weights
@@ -162,16 +164,32 @@ class GeneratorPosterior(VectorPosterior):
     @torch.no_grad()
     def centre(self) -> Tensor:
         """Return the mean of the weights, (D,): the last layer at the mean of its inputs over 4,096 fixed draws."""
-        *layers, last = self.generator
+        with torch.autocast(self.residual_std.device.type, enabled=False):
+            weights: Tensor = self.generator[-1](self._last_inputs().mean(0))
+        return weights
+
+    @torch.no_grad()
+    def match_variance(self, variance: Tensor) -> None:
+        """Give each weight the noise that its variance under G lacks of a given one, (D,).
+
+        With A the last layer's weight and C the covariance of its inputs over 4,096 fixed draws, residual_std^2 =
+        max(0, variance - diag(A C A')).
+        """
+        if not self.residual:
+            raise ValueError("This generator has no room for residual noise: make it with residual=True.")
+        last = self.generator[-1].weight
+        inputs = self._last_inputs()
+        covariance = inputs.T.cov() if len(self.generator) > 1 else torch.eye(self.latent).to(inputs)
+        self.residual_std.copy_((variance - ((last @ covariance) * last).sum(1)).clamp_min(0).sqrt())
+
+    def _last_inputs(self) -> Tensor:
         like = self.residual_std
-        key = Key(0, 0)
-        hidden = like.new_empty(4096, self.latent).normal_(generator=generator_for(key, "centre", like.device))
+        hidden = like.new_empty(4096, self.latent).normal_(generator=generator_for(Key(0), "centre", like.device))
         hidden = hidden - hidden.mean(0)
         with torch.autocast(like.device.type, enabled=False):
-            for layer in layers:
+            for layer in list(self.generator)[:-1]:
                 hidden = layer(hidden)
-            weights: Tensor = last(hidden.mean(0))
-        return weights
+        return hidden
 
 
 class MixturePosterior(VectorPosterior):
