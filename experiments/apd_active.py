@@ -26,16 +26,17 @@ COLD = "SGLD at temperature 1/1000"
 
 def learners(steps: int, game: int) -> dict[str, bayesify.Method]:
     """Return what learns from the labelled examples, all of them in each step, anew in each round."""
-    chain: dict[str, Any] = {
+    chain: dict[str, Any] = {"epochs": steps // AT_ONCE, "num_samples": 50, "start": "reset"}
+    # One prior whatever the number of labels, the best of .05, .1 and .2 on validation images by NLL.
+    warm = {**chain, "lr": 0.05, "prior_std": 0.2}
+    return {
+        "SGLD": bayesify.SGLD(**warm),
         # The paper's weight decay, and twice its rate: the first half of the run, which is burn-in, then is longer
         # than the prior's relaxation time, 400 steps.
-        "epochs": steps // AT_ONCE, "lr": 0.1, "weight_decay": 0.05, "num_samples": 50, "start": "reset",
-    }  # fmt: skip
-    return {
-        "SGLD": bayesify.SGLD(**chain),
-        COLD: bayesify.SGLD(temperature=1e-3, **chain),
-        "APD": bayesify.APD(latent=100, steps=game, batch=32, **chain),
-        "plain network": bayesify.MAP(epochs=steps // AT_ONCE, lr=0.05, weight_decay=0.05),
+        COLD: bayesify.SGLD(temperature=1e-3, lr=0.1, weight_decay=0.05, **chain),
+        "APD": bayesify.APD(latent=100, steps=game, batch=32, **warm),
+        # With momentum .9 this moves as far as .05 without, which is the rate of the cold chain.
+        "plain network": bayesify.MAP(epochs=steps // AT_ONCE, lr=0.005, weight_decay=0.01),
     }
 
 
@@ -71,7 +72,7 @@ def curve(data: Data, method: bayesify.Method, how: Any, seed: int, rounds: int,
         prediction = bayesify.predict(posterior, images, num_samples=50, seed=seed)
         return {
             "accuracy": round(measure.accuracy(prediction.probs, labels), 4),
-            "nll": round(measure.nll(prediction.probs, labels), 4),
+            "nll": round(-float(prediction.log_probs.gather(-1, labels[:, None]).mean()), 4),
         }
 
     history = active_learning(

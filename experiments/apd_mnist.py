@@ -66,7 +66,8 @@ class Lab:
 
     def plain(self, name: str) -> bayesify.Posterior:
         """Return SGD or MC dropout, at the epoch with the least validation loss."""
-        settings: dict[str, Any] = {"epochs": 1 if self.trial else 40, "lr": 0.05, "weight_decay": 1e-3}
+        # With momentum .9 this moves as far as the paper's rate, .05, without.
+        settings: dict[str, Any] = {"epochs": 1 if self.trial else 40, "lr": 0.005, "weight_decay": 1e-3}
         torch.manual_seed(0)
         if name == "SGD":
             return kept(mlp(*self.sizes), bayesify.MAP(**settings), self.data, self.folder(name), best=True)

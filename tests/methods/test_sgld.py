@@ -1,6 +1,7 @@
 """SGLD as a method: the exact posterior of a linear model, when samples are kept, killed runs, several chains."""
 
 import math
+import warnings
 from pathlib import Path
 
 import pytest
@@ -237,6 +238,22 @@ def test_a_short_burn_in_is_warned_of():
     method = SGLD(epochs=25, lr=0.05, weight_decay=1e-3, num_samples=2)
     with pytest.warns(UserWarning, match="40,000 steps"):
         bayesify.fit(bayesify.convert(network, method), data, progress=False, accuracy_tolerance=1)
+
+
+def test_a_burn_in_as_long_as_the_relaxation_time_is_not_warned_of():
+    method = SGLD(lr=0.05, weight_decay=1e-3, burn_in=0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        method.check_steps(50_000, 80_000)  # 2 / (.05 .001) = 40,000, which is half of them
+    with pytest.warns(UserWarning, match="The burn-in of 39,999 steps"):
+        method.check_steps(50_000, 79_998)
+
+
+def test_steps_that_overshoot_under_the_prior_are_refused():
+    method = SGLD(lr=0.1, prior_std=0.03)  # weight decay 1 / (20 .0009) = 55.6, times half of lr is 2.78
+    with pytest.raises(ValueError, match=r"by 1 - lr weight_decay / 2 = -1\.78 .* below 4 / weight_decay = 0\.072"):
+        method.check_steps(20, 100)
+    method.check_steps(40, 100)
 
 
 def test_a_second_fit_replaces_the_samples():

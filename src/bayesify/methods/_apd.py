@@ -150,7 +150,7 @@ class APD(SGLD):
         assert isinstance(posterior, DistilledPosterior)
         workshop = self._workshop(posterior)
         if step == 1:
-            self.warn_if_short(int(workshop.num_data), total_steps)
+            self.check_steps(int(workshop.num_data), total_steps)
         due = _sample_numbers(self, total_steps)
         if step not in due:
             return

@@ -217,7 +217,7 @@ class SGLD(Method):
         chains = range(self.chains) if self.together else [posterior.noise.member or 0]
         if step == 1:
             if 0 in chains:
-                self.warn_if_short(int(posterior.num_data), total_steps)
+                self.check_steps(int(posterior.num_data), total_steps)
             posterior.counts[list(chains)] = 0  # a second fit replaces the samples of the first
         if step in sample_steps(self, total_steps):
             for chain in chains:
@@ -231,9 +231,15 @@ class SGLD(Method):
                 posterior.append(posterior.codec.join(posterior.chain_tensors(index)), chain=index)
         posterior.refresh_statistics(loader, max_batches=self.statistics_batches, progress=progress)
 
-    def warn_if_short(self, num_data: int, total_steps: int) -> None:
-        """Warn where the burn-in is shorter than the prior's relaxation time."""
+    def check_steps(self, num_data: int, total_steps: int) -> None:
+        """Refuse steps that overshoot under the prior alone; warn of a burn-in shorter than its relaxation time."""
         decay = self.weight_decay if self.prior_std is None else 1 / (num_data * self.prior_std**2)
+        if self.kind == "sgld" and self.lr * decay >= 4:
+            raise ValueError(
+                f"The prior alone multiplies weights by 1 - lr weight_decay / 2 = {1 - self.lr * decay / 2:.3g} in "
+                f"each step, so that chains diverge. Choose an lr well below 4 / weight_decay = {4 / decay:.2g}"
+                + (f"; weight_decay is 1 / (n prior_std^2), with n = {num_data:,}." if self.prior_std else ".")
+            )
         before = [self.lr * self.step_size(step, total_steps) for step in range(int(self.burn_in * total_steps))]
         speed = 1 / self.friction if self.kind == "sghmc" else 1.0
         # Preconditioned, the time is not known beforehand; a trial of a few steps is nobody's posterior.
