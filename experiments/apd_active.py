@@ -4,7 +4,7 @@
 1/1000 that the paper's code uses and its text does not mention, with APD, and with a plain network; chooses by
 entropy, BALD, variation ratio, model variance, BatchBALD or at random; and keeps a learning curve for each seed in
 `experiments/results/apd_active.json`, with a picture. The comparisons with random choice and with the plain network
-have five seeds, other variants the first two of them. The public code never trains its generator and its "MC dropout"
+have five seeds, other variants the first of them. The public code never trains its generator and its "MC dropout"
 is a plain softmax, so there are no numbers of the paper's to stand beside these. `--trial` takes seconds.
 """
 
@@ -100,7 +100,7 @@ def main() -> None:
     methods = learners(arguments.steps, arguments.game)
     found: dict[str, list[dict[str, Any]]] = {}
     for index, seed in enumerate(arguments.seeds):
-        for name, how in (*RUNS, *VARIANTS) if index < 2 else RUNS:
+        for name, how in (*RUNS, *VARIANTS) if index == 0 else RUNS:
             make = partial(curve, data, methods[name], how, seed, arguments.rounds, arguments.pool)
             found.setdefault(f"{name}, {how}", []).append(rows.row(f"{name}, {how}, seed {seed}", make))
     curves = {name: mean_curve(some) for name, some in found.items()}
