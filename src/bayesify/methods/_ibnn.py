@@ -67,7 +67,7 @@ class IBNN(Method):
     samples: int = 5
     repeats: int = 2
     assign: Literal["consecutive", "same"] = "consecutive"
-    means_std: float = 0.1
+    means_std: float = 0.05
     start_std: tuple[float, float] = (0.05, 0.02)
     prior_std: float = 0.1
     kl: Divergence = "mean"
