@@ -35,7 +35,7 @@ class SGLD(Method):
     A step is w <- w - lr/2 (grad of the mean loss + w/(n prior_std^2)) + N(0, T lr/n), whose stationary distribution is
     the posterior at temperature T, up to the gradients' noise and O(lr). After the burn-in, states at equal
     distances of sum lr are kept, so that decreasing steps need no weights. Fitting costs the epochs of plain training
-    for each chain, each step about a third more for the noise; prediction a plain pass per sample.
+    for each chain, each step about half more for the noise; prediction a plain pass per sample.
 
     Weights that the data leave open relax in 2/(lr weight_decay) steps: a burn-in that is shorter gets a warning.
 
@@ -80,7 +80,7 @@ class SGLD(Method):
     statistics_batches: int | None = 50
     seed: int = 0
     epochs: int = 100
-    lr: float = 0.05
+    lr: float = 0.2
     weight_decay: float = 1e-3
     schedule: Literal["constant", "polynomial", "cyclical"] = "constant"  # type: ignore[assignment]
 
