@@ -62,6 +62,7 @@ def test_reduction_keeps_distances_and_critic_gradients():
     torch.testing.assert_close(found.basis @ found.basis.T, torch.eye(8, dtype=torch.float64), **EXACT)
     torch.testing.assert_close(found.mean + found.scale * found.coordinates @ found.basis, samples, **EXACT)
     assert found.coordinates.square().mean() == pytest.approx(1)
+    assert not found.residual_variance.any()
     # A critic on coordinates is one on weights, with gradients of the same length but for the scale.
     network = critic(8)
     first = nn.Linear(60, 7).double()
@@ -84,6 +85,7 @@ def test_a_smaller_rank_takes_the_axes_of_largest_variance():
     back = found.mean + found.scale * found.coordinates @ found.basis
     left = torch.linalg.svdvals(samples - samples.mean(0))[5:]
     torch.testing.assert_close((samples - back).square().sum(), left.square().sum(), **EXACT)
+    torch.testing.assert_close(found.residual_variance, (samples - back).var(0), **EXACT)
 
 
 def test_folding_is_exact():

@@ -47,7 +47,8 @@ def distill(
     The adversarial kinds train a generator w = G(z) against a critic, in the coordinates of the samples in their own
     span: distances and the critic's gradients are the same there, and D columns become at most M - 1. The basis is
     folded into the last layer afterwards, which then has the paper's shape, (H + 1) D numbers. Unlike the paper's, the
-    coordinates are centred and scaled to unit variance, and generated weights stay in the samples' affine hull.
+    coordinates are centred and scaled to unit variance, generated weights stay in the samples' affine hull, and
+    coordinates of small variance, which a generator of H units cannot reach anyway, are left out.
 
     Args:
         bank: From `sample_bank`, or an SGLD posterior after `fit`.
@@ -60,13 +61,14 @@ def distill(
         latent: The size of z.
         hidden: Sizes of the hidden layers of generator and critic.
         components: Of "mixture".
-        rank: The largest number of coordinates; None takes all, which loses nothing.
-        residual: Add independent noise to each weight whose variance is below the bank's, so that it is the same: for
-            one more network of memory.
+        rank: The largest number of coordinates, those of largest variance; None takes as many as a generator can
+            reach, its last hidden size.
+        residual: Give back to each weight, as independent noise, the variance that other coordinates have: for one
+            more network of memory.
         steps: Generator steps, at most.
         batch: Samples in a minibatch.
         critic_steps: For each generator step.
-        lr: None takes that of the paper's code.
+        lr: None takes 5e-4 for "wgan-gp", and those of the paper's code for the other two.
         check_steps: Generator steps between comparisons.
         patience: Comparisons without a better one, before training stops.
         num_draws: For networks with batch normalisation: how many draws get statistics.
@@ -96,14 +98,13 @@ def distill(
         made = fit_pca(bank, samples, latent, num_draws, residual=residual)
     else:
         made = make_generator_posterior(bank, how, latent, hidden, num_draws, residual=residual).eval()
-        reduction = reduce_samples(samples, rank)
-        variance = samples.var(0) if residual else None
+        reduction = reduce_samples(samples, rank or hidden[-1])
+        if residual:
+            made.residual_std.copy_(reduction.residual_variance.sqrt())
         random = torch.Generator(device=samples.device).manual_seed(seed)
         players = make_players(reduction.coordinates.shape[1], latent, hidden, samples, random)
         game = Game(*players, kind=how, batch=batch, critic_steps=critic_steps, lr=lr, random=random)
-        agreements = _play(
-            game, made, reduction, bank, inputs, loader, steps, check_steps, patience, progress, variance
-        )
+        agreements = _play(game, made, reduction, bank, inputs, loader, steps, check_steps, patience, progress)
     inherit(made, bank)
     made.eval()
     made.outdate_statistics()
@@ -124,15 +125,8 @@ def _play(
     check_steps: int,
     patience: int,
     progress: bool,
-    variance: torch.Tensor | None,
 ) -> dict[int, Agreement]:
     """Train, and take the best generator there was; return the comparisons by step."""
-
-    def fold() -> None:
-        fold_generator(game.generator, reduction, posterior.generator)
-        if variance is not None:
-            posterior.match_variance(variance)
-
     reference = None if inputs is None else predict(bank, inputs, seed=0)
     found: dict[int, Agreement] = {}
     best: tuple[float, int, dict[str, torch.Tensor]] | None = None
@@ -140,7 +134,7 @@ def _play(
         game.step(reduction.coordinates)
         if reference is None or (step % check_steps and step != steps):
             continue
-        fold()
+        fold_generator(game.generator, reduction, posterior.generator)
         if loader is not None:
             posterior.refresh_statistics(loader, max_batches=10)
         found[step] = agreement(posterior, reference, inputs, num_samples=min(len(bank), 50))
@@ -151,7 +145,7 @@ def _play(
             break
     if best is not None:
         game.generator.load_state_dict(best[2])
-    fold()
+    fold_generator(game.generator, reduction, posterior.generator)
     return found
 
 

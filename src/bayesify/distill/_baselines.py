@@ -36,7 +36,7 @@ def fit_pca(bank: BankPosterior, samples: Tensor, rank: int, num_draws: int, *, 
         samples: (M, D).
         rank: How many axes.
         num_draws: For networks with batch normalisation.
-        residual: Whether what each weight's variance lacks is added as independent noise.
+        residual: Whether each weight's variance along other axes is added as independent noise.
     """
     reduction = reduce_samples(samples, rank)
     posterior = make_generator_posterior(bank, "pca", min(rank, len(samples) - 1), (), num_draws, residual=residual)
@@ -47,7 +47,7 @@ def fit_pca(bank: BankPosterior, samples: Tensor, rank: int, num_draws: int, *, 
     into.weight[:, : len(std)] = reduction.basis.T * std
     into.bias.copy_(reduction.mean)
     if residual:
-        posterior.match_variance(samples.var(0))
+        posterior.residual_std.copy_(reduction.residual_variance.sqrt())
     return posterior
 
 

@@ -57,7 +57,7 @@ class APD(SGLD):
         steps: Generator steps, of all rounds together.
         batch: Samples in a minibatch.
         critic_steps: For each generator step.
-        generator_lr: Learning rate of generator and critic; None takes that of the paper's code.
+        generator_lr: Learning rate of generator and critic; None takes that of `distill`.
         num_draws: For networks with batch normalisation: how many draws have their own statistics.
     """
 
@@ -186,7 +186,7 @@ class APD(SGLD):
     def _learn_from_all(self, posterior: DistilledPosterior, progress: Callable[..., Any]) -> None:
         workshop = self._workshop(posterior)
         like = posterior.residual_std
-        reduction = reduce_samples(workshop.samples[: len(workshop)].to(workshop.shift.dtype))
+        reduction = reduce_samples(workshop.samples[: len(workshop)].to(workshop.shift.dtype), self.hidden[-1])
         random = generator_for(Key(self.seed), "distillation", like.device)
         columns = reduction.coordinates.shape[1]
         generator, critic = make_players(columns, self.latent, self.hidden, like, random)

@@ -82,7 +82,7 @@ class Game:
                 torch.optim.RMSprop(player.parameters(), lr=lr or 5e-5) for player in players
             ]
         else:
-            rate, betas = (lr or 1e-4, (0.5, 0.9)) if kind == "wgan-gp" else (lr or 2e-4, (0.5, 0.999))
+            rate, betas = (lr or 5e-4, (0.5, 0.9)) if kind == "wgan-gp" else (lr or 2e-4, (0.5, 0.999))
             # One kernel for a player: the ten small ones of each tensor are a sixth of a step.
             self.optimisers = [
                 torch.optim.Adam(player.parameters(), lr=rate, betas=betas, fused=True) for player in players

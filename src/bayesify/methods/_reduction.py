@@ -19,12 +19,14 @@ class Reduction:
         basis: Orthonormal rows, (r, D).
         scale: Makes the coordinates' average variance one.
         coordinates: Of the samples, (M, r).
+        residual_variance: Of each weight, what the basis leaves out, (D,); 0 if it spans all samples.
     """
 
     mean: Tensor
     basis: Tensor
     scale: float
     coordinates: Tensor
+    residual_variance: Tensor
 
     def fold(self, last: nn.Linear, into: nn.Linear) -> None:
         """Write a linear layer to coordinates as one to weights, into another: W = scale basis' A, b = mean + ..."""
@@ -61,7 +63,11 @@ def reduce_samples(samples: Tensor, rank: int | None = None) -> Reduction:
     coordinates = vectors[:, :kept] * lengths
     basis = (vectors[:, :kept] / lengths.clamp_min(1e-300)).to(samples.dtype).T @ centred
     scale = float(coordinates.square().mean().sqrt()) or 1.0
-    return Reduction(mean, basis, scale, (coordinates / scale).to(samples.dtype))
+    left = torch.zeros_like(mean)
+    if kept < known:
+        inside = (values[:kept].to(samples.dtype)[:, None] * basis.square()).sum(0)
+        left = ((centred.square().sum(0) - inside) / (len(samples) - 1)).clamp_min(0)
+    return Reduction(mean, basis, scale, (coordinates / scale).to(samples.dtype), left)
 
 
 @torch.no_grad()

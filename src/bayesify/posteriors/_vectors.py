@@ -164,32 +164,15 @@ class GeneratorPosterior(VectorPosterior):
     @torch.no_grad()
     def centre(self) -> Tensor:
         """Return the mean of the weights, (D,): the last layer at the mean of its inputs over 4,096 fixed draws."""
-        with torch.autocast(self.residual_std.device.type, enabled=False):
-            weights: Tensor = self.generator[-1](self._last_inputs().mean(0))
-        return weights
-
-    @torch.no_grad()
-    def match_variance(self, variance: Tensor) -> None:
-        """Give each weight the noise that its variance under G lacks of a given one, (D,).
-
-        With A the last layer's weight and C the covariance of its inputs over 4,096 fixed draws, residual_std^2 =
-        max(0, variance - diag(A C A')).
-        """
-        if not self.residual:
-            raise ValueError("This generator has no room for residual noise: make it with residual=True.")
-        last = self.generator[-1].weight
-        inputs = self._last_inputs()
-        covariance = inputs.T.cov() if len(self.generator) > 1 else torch.eye(self.latent).to(inputs)
-        self.residual_std.copy_((variance - ((last @ covariance) * last).sum(1)).clamp_min(0).sqrt())
-
-    def _last_inputs(self) -> Tensor:
+        *layers, last = self.generator
         like = self.residual_std
         hidden = like.new_empty(4096, self.latent).normal_(generator=generator_for(Key(0), "centre", like.device))
         hidden = hidden - hidden.mean(0)
         with torch.autocast(like.device.type, enabled=False):
-            for layer in list(self.generator)[:-1]:
+            for layer in layers:
                 hidden = layer(hidden)
-        return hidden
+            weights: Tensor = last(hidden.mean(0))
+        return weights
 
 
 class MixturePosterior(VectorPosterior):
