@@ -65,16 +65,19 @@ def draw(made: dict[str, bayesify.Posterior], data: Data, arguments: argparse.Na
 
     line = torch.linspace(-6, 6, 40)
     grid = torch.cartesian_prod(line, line)
-    figure, axes = plt.subplots(2, len(made), figsize=(3 * len(made), 6), sharex=True, sharey=True)
+    figure, axes = plt.subplots(2, len(made), figsize=(3 * len(made), 5.6), sharex=True, sharey=True)
+    shown = {"confidence": torch.linspace(0.5, 1, 21), "BALD": torch.linspace(0, 0.7, 21)}  # ln 2 is the most
     for column, (name, posterior) in enumerate(made.items()):
         prediction = bayesify.predict(posterior, grid, num_samples=200, seed=0)
-        for place, (label, values) in enumerate(
-            (("confidence", prediction.confidence), ("BALD", prediction.epistemic))
-        ):
+        values = {"confidence": prediction.confidence, "BALD": prediction.epistemic}
+        for place, (label, levels) in enumerate(shown.items()):
             axis = axes[place, column]
-            axis.contourf(line, line, values.reshape(40, 40).T, levels=20)
+            inside = values[label].clamp(float(levels[0]), float(levels[-1])).reshape(40, 40).T
+            drawn = axis.contourf(line, line, inside, levels=levels)
             axis.scatter(*data.train[0].T, c=data.train[1], cmap="coolwarm", s=12, edgecolors="white", linewidths=0.5)
             axis.set_title(f"{name}: {label}")
+            if column == len(made) - 1:
+                figure.colorbar(drawn, ax=axis, format="%.2f")
     keep_picture(figure, "apd_toy", arguments)
 
 
