@@ -241,15 +241,20 @@ def diagnosis(lab: Lab, bank: BankPosterior) -> dict[str, float] | str:
     return {name: round(float(values.median()), 3) for name, values in figures.items()}
 
 
+def score_of(part: str) -> str:
+    """Return the score that a figure shows: one that the plain network has too, where it is compared."""
+    return "entropy" if part == "scales" else "BALD"
+
+
 def sweep(lab: Lab, rows: Rows, part: str) -> dict[str, dict[float, float]]:
-    """Make the rows of a figure; return curves of the AUROC on notMNIST by BALD."""
+    """Make the rows of a figure; return curves of the AUROC on notMNIST by `score_of` the part."""
     curves: dict[str, dict[float, float]] = {}
 
     def point(curve: str, at: float, make: Callable[[], bayesify.Posterior], **options: Any) -> None:
         def row() -> dict[str, Any]:
             return figures(lab, lab.drawn(make(), options.get("draws")), sets=("notMNIST",), **options)
 
-        curves.setdefault(curve, {})[at] = rows.row(f"{curve}, {at:g}", row)["notMNIST"]["BALD"][0]
+        curves.setdefault(curve, {})[at] = rows.row(f"{curve}, {at:g}", row)["notMNIST"][score_of(part)][0]
 
     members = lab.members()
     if part == "samples":  # Figures 3 and 6
@@ -292,7 +297,7 @@ def main() -> None:
         study(lab, rows)
     else:
         curves = sweep(lab, rows, part)
-        draw_curves(curves, name, arguments, x=labels[part], y="AUROC by BALD, notMNIST, %")
+        draw_curves(curves, name, arguments, x=labels[part], y=f"AUROC by {score_of(part)}, notMNIST, %")
 
 
 if __name__ == "__main__":
