@@ -16,14 +16,17 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x if x.dtype in (torch.float32, torch.float64) else x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def entropy(log_probs: Tensor) -> Tensor:
+def entropy(log_probs: Tensor, probs: Tensor | None = None) -> Tensor:
     """Return the entropy -sum_c p_c ln p_c over the last dimension, in nats, with 0 ln 0 = 0.
+
+    The probabilities may be given where they are known.
 
     >>> entropy(torch.tensor([0.0, -torch.inf]))
     tensor(0.)
     """
-    surprises: Tensor = torch.special.entr(log_probs.exp())
-    return surprises.sum(-1)
+    probs = log_probs.exp() if probs is None else probs
+    # No positive number has a logarithm below this one; torch.special.entr would take the logarithm again.
+    return (probs * log_probs.clamp_min(-1e4)).sum(-1).neg()
 
 
 def minimise(
