@@ -26,7 +26,7 @@ def entropy(log_probs: Tensor, probs: Tensor | None = None) -> Tensor:
     """
     probs = log_probs.exp() if probs is None else probs
     # No positive number has a logarithm below this one; torch.special.entr would take the logarithm again.
-    return (probs * log_probs.clamp_min(-1e4)).sum(-1).neg()
+    return 0.0 - (probs * log_probs.clamp_min(-1e4)).sum(-1)
 
 
 def minimise(
