@@ -134,7 +134,7 @@ def draw_noise(rows: list[dict[str, Any]], path: Path) -> None:
         parts = row["aleatoric"], row["epistemic"]
         axis.stackplot(row["levels"], *parts, labels=("aleatoric", "epistemic"), colors=("#56B4E9", "#E69F00"))
         axis.set(title=row["name"], xlabel=f"{row['noise']} noise", ylabel="nats")
-    axes[0][0].legend(frameon=False, loc="upper left")
+    axes[0][-1].legend(frameon=False, loc="upper right")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 
