@@ -155,9 +155,9 @@ def draw_curves(
     """Draw curves by name, each as values by place."""
     import matplotlib.pyplot as plt
 
-    figure, axis = plt.subplots(figsize=(6, 4))
+    figure, axis = plt.subplots(figsize=(7.5, 4))
     for label, curve in curves.items():
         axis.plot(list(curve), list(curve.values()), marker="o", markersize=3, label=label)
     axis.set(xlabel=x, ylabel=y, xscale=scale)
-    axis.legend(fontsize=7)
+    axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
     keep_picture(figure, name, arguments)
