@@ -266,12 +266,12 @@ def sweep(lab: Lab, rows: Rows, part: str) -> dict[str, dict[float, float]]:
             for factor in (1.0, 2.0, 5.0, 10.0, 20.0):
                 point(name, factor, members[name], factor=factor)
     elif part == "components":  # Figure 5
-        for number in (2, 3) if lab.trial else (1, 5, 10, 20, 40, 60, 100):
+        for number in (2, 3) if lab.trial else (1, 5, 20, 60, 100):
             point("mixture", number, partial(lab.distilled, "mixture", components=number))
             point("SGLD", number, lab.sgld)
     else:  # Figure 7
         for how in ("wgan-gp", "wgan", "gan"):
-            for hidden in (8,) if lab.trial else (20, 50, 100):
+            for hidden in (8,) if lab.trial else (20, 100):
                 point(how, hidden, partial(lab.distilled, how, hidden=hidden))
     return curves
 
