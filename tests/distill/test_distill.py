@@ -79,6 +79,14 @@ def test_residual_noise_puts_the_variance_back():
     explained, variance = posterior.generator[-1].weight.square().sum(1), source.samples.var(0)
     assert bool((explained < variance).all())
     torch.testing.assert_close(explained + posterior.residual_std.square(), variance)
+    draws = torch.stack([posterior.sample(key) for key in posterior.keys(400, seed=0)])
+    # 400 draws of a chi-square with few effective degrees: a relative standard error of about 7 %, times five.
+    assert draws.var(0).sum().item() == pytest.approx(variance.sum().item(), rel=0.35)
+    # Without what G makes, 400 independent draws of each of 51 weights: a relative standard error of 1 %, times five.
+    with torch.no_grad():
+        posterior.generator[-1].weight.zero_()
+    noise = torch.stack([posterior.sample(key) for key in posterior.keys(400, seed=0)])
+    assert noise.var(0).sum().item() == pytest.approx(posterior.residual_std.square().sum().item(), rel=0.05)
 
 
 def test_residual_noise_is_what_the_coordinates_of_a_generator_leave_out(tmp_path: Path):
