@@ -3,10 +3,11 @@
 `BAYESIFY_DATA=... python -m experiments.apd_mnist` fits SGD, MC dropout and SGLD to fcNN1, distils SGLD's samples,
 and makes a row for each of them and for the baselines of the distillation: accuracy, and AUROC, AUPR+ and AUPR- of
 every score against five foreign sets multiplied by 5, every set on [-1, 1] before. `--network fcNN2` takes the larger
-network. Other parts: `--part rates` (SGLD's rate, chosen without foreign sets), `--part study` (what decides the AUROC:
-burn-in, prior, rate, chains, number and spread of samples), `--part samples`, `scales`, `components`, `games` (the
-figures, of notMNIST). Rows go to `experiments/results/apd_mnist_*.json`, pictures beside them; what is there is not
-made again, and posteriors are kept in `--work`. `--trial` takes a few images.
+network. Other parts: `--part rates` (SGLD's rate, chosen without foreign sets), `--part agreements` (distillations
+against the bank), `--part study` (what decides the AUROC: burn-in, prior, rate, chains, number and spread of samples),
+`--part samples`, `scales`, `components`, `games` (the figures, of notMNIST). Rows go to
+`experiments/results/apd_mnist_*.json`, pictures beside them; what is there is not made again, and posteriors are kept
+in `--work`. `--trial` takes a few images.
 
 SGLD runs for 160 epochs, 80,000 steps, eight times the prior's relaxation time: the first half is burn-in, and of the
 second half every 20th state is kept, as in the paper, whose runs have 200,000 steps, five times the relaxation time at
@@ -27,6 +28,7 @@ import torch
 import bayesify
 from bayesify import measure
 from bayesify.decide import anomaly_table
+from bayesify.distill import agreement
 from bayesify.methods import Bank
 from bayesify.posteriors import BankPosterior, VectorPosterior
 from experiments.apd_common import BOUNDS, NETWORKS, Data, arguments_of, draw_curves, kept, mlp, mnist, rows_of
@@ -200,6 +202,33 @@ def rates(lab: Lab, rows: Rows) -> None:
         rows.row(f"rate {rate}", partial(one, rate))
 
 
+def agreements(lab: Lab, rows: Rows) -> None:
+    """Compare distillations with the bank on held-out digits, and say how much variance the coordinates have."""
+    bank, inputs = lab.sgld(), lab.held_out
+    reference = bayesify.predict(bank, inputs, seed=0)
+    ways: dict[str, Callable[[], bayesify.Posterior]] = {
+        "50 samples of the bank": lambda: bank,
+        "APD before its second step": lambda: bayesify.distill(bank, steps=1, progress=False),
+        "APD": lab.members()["APD"],
+        "PCA": partial(lab.distilled, "pca", latent=8 if lab.trial else 32),
+        "PCA and residual noise": lab.members()["PCA and residual noise"],
+    }
+
+    def one(make: Callable[[], bayesify.Posterior]) -> dict[str, float]:
+        found = agreement(make(), reference, inputs, num_samples=min(50, len(bank)))
+        return {"divergence": round(found.divergence, 4), "total": round(found.total, 4)}
+
+    for name, make in ways.items():
+        rows.row(name, partial(one, make))
+    rows.row("share of the variance in the first 100 coordinates", partial(variance_share, bank, 100))
+
+
+def variance_share(bank: BankPosterior, number: int) -> dict[str, float]:
+    """Return the share of a bank's variance along its axes of largest variance."""
+    variance = torch.linalg.svdvals(bank.samples.float() - bank.samples.float().mean(0)).square()
+    return {"share": round(float(variance[:number].sum() / variance.sum()), 4)}
+
+
 def study(lab: Lab, rows: Rows) -> None:
     """Change one thing at a time, to see what decides the AUROC."""
     epochs = lab.arguments.epochs
@@ -280,8 +309,8 @@ def main() -> None:
     """Make the rows of a part."""
     labels = {"samples": "samples", "scales": "factor", "components": "components", "games": "hidden units"}
     arguments = arguments_of(
-        __doc__, "apd_mnist", part=("tables", "rates", "study", *labels), network=("fcNN1", "fcNN2"), epochs=160,
-        samples=2000, steps=4000, draws=200, rows=2000,
+        __doc__, "apd_mnist", part=("tables", "rates", "agreements", "study", *labels), network=("fcNN1", "fcNN2"),
+        epochs=160, samples=2000, steps=4000, draws=200, rows=2000,
     )  # fmt: skip
     lab = Lab(mnist(trial=arguments.trial, number=arguments.rows), arguments)
     part = arguments.part
@@ -293,6 +322,8 @@ def main() -> None:
             print(f"paper, {title}: {numbers}")
     elif part == "rates":
         rates(lab, rows)
+    elif part == "agreements":
+        agreements(lab, rows)
     elif part == "study":
         study(lab, rows)
     else:
