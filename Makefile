@@ -3,19 +3,23 @@ VENV ?= .venv
 
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 # Written last, so that an interrupted set-up starts again.
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types pytest format clean
+.PHONY: help demo test test-quick lint types pytest format clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(READY) ## Run the demonstration
 	$(BIN)/bayesify demo
 
 test: lint types pytest ## Run every check
+
+test-quick: lint types ## Run every check but the tests that take long
+	$(PYTEST) -m 'not slow'
 
 lint: $(READY) ## Check style and formatting
 	$(BIN)/ruff check .
@@ -25,7 +29,7 @@ types: $(READY) ## Check types
 	$(BIN)/mypy
 
 pytest: $(READY) ## Run the tests, the doctests and the code in README.md
-	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
+	$(PYTEST)
 
 format: $(READY) ## Fix style and formatting where that is safe
 	$(BIN)/ruff check --fix .

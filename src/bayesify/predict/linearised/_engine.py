@@ -16,6 +16,7 @@ from bayesify.posteriors._batch_dims import grown
 from bayesify.posteriors._forward import patched_forward
 from bayesify.posteriors._noise import BatchDim
 from bayesify.predict._laws import Law
+from bayesify.predict.linearised import _norms  # noqa: F401  registers its rules
 from bayesify.predict.linearised._calls import NoiseCall, run
 from bayesify.predict.linearised._ledger import Batch, Factors, Ledger, Part
 from bayesify.predict.linearised._weight import RandomWeight, RotatedWeight

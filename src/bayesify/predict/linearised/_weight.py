@@ -27,7 +27,7 @@ from bayesify.predict.linearised._calls import (
 )
 from bayesify.predict.linearised._ledger import Batch, Ledger
 
-__all__ = ["RandomWeight", "RotatedWeight"]
+__all__ = ["RandomWeight", "RotatedWeight", "affine", "rule_for"]
 
 WeightT = TypeVar("WeightT", bound="RandomWeight")
 _RULES: dict[Any, Callable[..., Any]] = {}
@@ -91,7 +91,9 @@ def _plain(tensor: Tensor) -> Tensor:
     return tensor.value if isinstance(tensor, RandomWeight) else tensor
 
 
-def _rule(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def rule_for(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function as what these become where they meet a random tensor."""
+
     def register(rule: Callable[..., Any]) -> Callable[..., Any]:
         for function in functions:
             _RULES[function] = rule
@@ -146,7 +148,7 @@ def _value(weight: Tensor | None) -> Tensor | None:
 # -- products -----------------------------------------------------------------------------------------------------
 
 
-@_rule(functional.linear)
+@rule_for(functional.linear)
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     if isinstance(input, RandomWeight) or weight.ndim != 2 or _torn(weight, bias):
         return NotImplemented
@@ -155,14 +157,14 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     return run(LinearCall(visit.ledger, visit.rows, _plain(weight), _value(bias), *random), visit.x)
 
 
-@_rule(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
+@rule_for(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
 def _matmul(input: Tensor, other: Tensor) -> Any:
     if isinstance(input, RandomWeight) or other.ndim != 2:
         return NotImplemented
     return _linear(input, other.t())
 
 
-@_rule(torch.addmm, Tensor.addmm)
+@rule_for(torch.addmm, Tensor.addmm)
 def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
     if beta != 1 or alpha != 1 or input.ndim != 1 or isinstance(mat1, RandomWeight):
         return NotImplemented
@@ -218,7 +220,7 @@ for _dims, (_plain_one, _transposed_one) in enumerate(
     _RULES[_transposed_one] = _convolution(_dims, True)
 
 
-@_rule(functional.embedding)
+@rule_for(functional.embedding)
 def _embedding(
     input: Tensor,
     weight: Tensor,
@@ -240,10 +242,7 @@ def _embedding(
 _RULES[functional.multi_head_attention_forward] = multi_head_attention
 
 
-# -- normalisation ------------------------------------------------------------------------------------------------
-
-
-def _affine(
+def affine(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -251,70 +250,11 @@ def _affine(
     centre: Tensor | None = None,
     factor: Tensor | None = None,
 ) -> Tensor:
+    """Return factor (x - centre) weight + bias along some dimensions, as a call whose randomness is kept."""
     visit = _Visit(x, weight, bias)
     random = visit.random(weight), visit.random(bias)
     call = AffineCall(visit.ledger, visit.rows, dims, _value(weight), _value(bias), centre, factor, *random)
     return run(call, visit.x)
-
-
-@_rule(functional.batch_norm)
-def _batch_norm(
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Any:
-    del momentum
-    if training or running_mean is None or running_var is None:
-        raise ValueError(
-            "A random batch normalisation uses the batch's own statistics, so that examples depend on each other. Give "
-            "it running statistics, or use how='sampling'."
-        )
-    return _affine(input, weight, bias, (1,), running_mean, (running_var + eps).rsqrt())
-
-
-@_rule(functional.layer_norm)
-def _layer_norm(
-    input: Tensor,
-    normalized_shape: Any,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Any:
-    x = functional.layer_norm(input, normalized_shape, None, None, eps)
-    return _affine(x, weight, bias, tuple(range(-len(normalized_shape), 0)))
-
-
-@_rule(functional.rms_norm)
-def _rms_norm(input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Any:
-    x = functional.rms_norm(input, normalized_shape, None, eps)
-    return _affine(x, weight, None, tuple(range(-len(normalized_shape), 0)))
-
-
-@_rule(functional.group_norm)
-def _group_norm(
-    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
-) -> Any:
-    return _affine(functional.group_norm(input, num_groups, None, None, eps), weight, bias, (1,))
-
-
-@_rule(functional.instance_norm)
-def _instance_norm(
-    input: Tensor,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    use_input_stats: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Any:
-    x = functional.instance_norm(input, running_mean, running_var, None, None, use_input_stats, momentum, eps)
-    return _affine(x, weight, bias, (1,))
 
 
 # -- a tensor that meets activations entry by entry -----------------------------------------------------------------
@@ -328,7 +268,7 @@ def _meets(operation: Any) -> Callable[..., Any]:
             return NotImplemented
         weight = random[0]
         if operation is torch.mul and (dims := _scaled_dims(x, weight)) is not None:
-            return _affine(x, weight.view(-1), None, dims)
+            return affine(x, weight.view(-1), None, dims)
         if x.ndim < 1 or not (weight.ndim < x.ndim or (weight.ndim == x.ndim and weight.shape[0] == 1)):
             return NotImplemented
         batch = weight.ledger.visit(x, [weight.label])
@@ -368,7 +308,7 @@ for _operation, _functions in {
         _RULES[_function] = _meets(_operation)
 
 
-@_rule(Tensor.expand)
+@rule_for(Tensor.expand)
 def _expand(weight: Tensor, *sizes: Any) -> Any:
     shape = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], list | tuple | torch.Size) else sizes
     if not isinstance(weight, RandomWeight) or weight.ndim != len(shape) or weight.ndim < 2 or weight.shape[0] != 1:
