@@ -1,8 +1,8 @@
 """iBNN on the pretrained CIFAR-10 ResNets, beside the plain network and MC dropout.
 
-`BAYESIFY_DATA=... python -m experiments.ibnn_cifar` fine-tunes K = 4, 8 and 16 components for three seeds each, and
-measures them on the last 8,000 test images and on clothes and letters, before and after temperature scaling. Other
-parts:
+`BAYESIFY_DATA=... python -m experiments.ibnn_cifar` fine-tunes K = 4, 8 and 16 components for three seeds each (and
+with wider starts for one), and measures them on the last 8,000 test images and on clothes and letters, before and after
+temperature scaling. Other parts:
 
 - `start`: accuracy before the first step for starts of other widths, on the first 1,000 validation images;
 - `tuning`: settings compared on the validation images (the first 2,000 test images) alone;
@@ -50,6 +50,10 @@ MAIN: dict[str, bayesify.Method] = {
     "map": bayesify.MAP(),
     "mc-dropout": bayesify.MCDropout(p=0.05, insert_before="conv", epochs=2, lr=0.005, schedule="cosine"),
     **{f"ibnn-{k}": IBNN(components=k, samples=DRAWS // k, **CHOSEN) for k in (4, 8, 16)},
+    **{
+        f"ibnn-{k}, means_std={std}": IBNN(components=k, samples=DRAWS // k, **{**CHOSEN, "means_std": std})
+        for std, k in product((0.1, 0.3), (4, 8, 16))
+    },
     "ibnn-16, not fitted": IBNN(components=16, samples=1, **{**CHOSEN, "epochs": 0}),
 }
 # Changes of K = 16 and two epochs, one at a time; what is best on validation images goes into CHOSEN.
@@ -184,7 +188,7 @@ def main() -> None:
         made = [rows.row(f"{name}, {kind}", partial(noise_row, run, name, kind)) for kind, name in pairs]
         draw_noise(made, pictures / f"ibnn_cifar_noise_{arguments.network}.svg")
     else:
-        for name in wanted(name for name in MAIN if name.startswith("ibnn") and MAIN[name].epochs):
+        for name in wanted(f"ibnn-{k}" for k in (4, 8, 16)):
             rows.row(name, partial(components_row, run, name, pictures))
 
 

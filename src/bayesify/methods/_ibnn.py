@@ -39,7 +39,7 @@ class IBNN(Method):
         samples: How many draws L of each component a prediction takes, if the caller does not say.
         repeats: How often each example is in a training pass, S, each time with new noise.
         assign: Which components these copies have: "consecutive" ones (the authors' code), or the "same" (their
-            Algorithm 1). Every component gets as many rows as the others, to one.
+            Algorithm 1). Every component gets as many rows as the others, to one; to S where they have the same.
         means_std: The means start as N(1, means_std^2): what makes components differ. The paper has .5 and .75 for
             training from scratch, which a pretrained network does not survive.
         start_std: The standard deviations start as |N(a, b^2)| for these two.
@@ -179,8 +179,8 @@ class IBNN(Method):
     def objective(self, posterior: Posterior, inputs: Any, targets: Any, num_data: int) -> LossTerms:
         """Return the mean over S copies of each example, each with its own noise, and the divergence.
 
-        Each copy of the batch is a pass of its own, which a processor's cache likes better than one of S B rows; batch
-        normalisation then sees B examples, as it does in plain training.
+        Each copy of the batch is a pass of its own, which a processor's cache likes better than one of S B rows, and
+        has rows of every component: batch normalisation sees B examples of the mixture.
         """
         assert isinstance(posterior, InputMixturePosterior)
         fresh = not (posterior.noise.silent or posterior.noise.keys)

@@ -86,11 +86,25 @@ def test_no_component_is_ahead_where_k_does_not_divide():
     assert all(abs(ahead[k] - 1000) < 4.9 * (3000 * 2 / 9) ** 0.5 for k in range(3))
 
 
+@pytest.mark.parametrize("components", [2, 4, 6, 16])
+@pytest.mark.parametrize("repeats", [1, 2, 3, 4])
+@pytest.mark.parametrize("rows", [16, 18, 22, 128])
+def test_every_copy_of_a_batch_has_all_components(components, repeats, rows):
+    """Else batch normalisation meets a part of the mixture in training, and all of it in prediction."""
+    grid = posterior(components=components).assign(rows, repeats).view(repeats, rows)
+    for one in grid:
+        counts = [int((one == k).sum()) for k in range(components)]
+        assert min(counts) >= 1
+        assert max(counts) - min(counts) <= 1
+    for example in grid.T.tolist():
+        assert len(set(example)) == min(repeats, components)
+
+
 def test_copies_have_consecutive_components_or_the_same():
     made = posterior(components=5)
     grid = made.assign(6, 2).view(2, 6)
     assert torch.equal((grid[0] + 1) % 5, grid[1])
-    assert torch.equal((grid[1, :-1] + 1) % 5, grid[0, 1:])
+    assert torch.equal((grid[:, :-1] + 1) % 5, grid[:, 1:])
     same = made.assign(6, 2, same=True).view(2, 6)
     assert torch.equal(same[0], same[1])
     assert torch.equal((same[0, :-1] + 1) % 5, same[0, 1:])

@@ -196,8 +196,12 @@ class InputMixturePosterior(Posterior):
     def assign(self, rows: int, repeats: int = 1, *, same: bool = False) -> Tensor:
         """Assign the rows of a batch that is repeated S times to components, as evenly as can be.
 
-        Copy s of example i gets component (first + S i + s) mod K, or (first + i) mod K if all copies are to have the
-        `same`. The first is random, so that no component is ahead where K does not divide B S.
+        Copy s of example i gets component (first + i + shift_s) mod K, so that every copy of the batch, which is a pass
+        of its own, has all components: batch normalisation then sees in training what it sees in prediction. The
+        shifts go on where the copy before ended, and one further after each round, so that the counts of all copies
+        together differ by at most one, and up to K copies of an example have different components. They are 0 if all
+        copies are to have the `same`; the counts then differ by S where K does not divide B. The first is random, so
+        that no component is ahead.
 
         Args:
             rows: B.
@@ -208,9 +212,10 @@ class InputMixturePosterior(Posterior):
             Components (S B,), in the order x0, x1, ..., x0, x1, ...
         """
         device = self.component_means.device
-        examples = torch.arange(rows, device=device)
-        copies = torch.arange(repeats, device=device)[:, None]
-        order = examples.expand(repeats, rows) if same else repeats * examples + copies
+        over = rows % self.components
+        one_round = self.components // math.gcd(self.components, over)
+        shifts = [0 if same else copy * over + copy // one_round for copy in range(repeats)]
+        order = torch.arange(rows, device=device) + torch.tensor(shifts, device=device)[:, None]
         return (order.reshape(-1) + torch.randint(self.components, (), device=device)) % self.components
 
     @contextmanager
