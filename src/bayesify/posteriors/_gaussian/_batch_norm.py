@@ -54,7 +54,9 @@ class _BatchNormEach(Function):
         offset = shift - slope * mean
         ctx.save_for_backward(x, scale, mean, factor)
         ctx.training = training
-        return torch.addcmul(offset[..., None], flat, slope[..., None]).view(x.shape)
+        # No view, so that an activation may change it in place.
+        each = (*scale.shape, *[1] * (x.ndim - 2))
+        return torch.addcmul(offset.view(each), x, slope.view(each))
 
     @staticmethod
     @once_differentiable
@@ -93,8 +95,9 @@ def _statistics(
     for rows in _chunks(flat):
         squares += torch.linalg.vector_norm(flat[rows] - mean[:, None], dim=-1).square().sum(0)
     if running_mean is not None and running_var is not None:
-        running_mean.lerp_(mean.to(running_mean.dtype), momentum)
-        running_var.lerp_((squares / (count - 1)).to(running_var.dtype), momentum)
+        # As torch's own update, one that autograd does not count: another pass of the graph may have kept them.
+        running_mean.data.lerp_(mean.to(running_mean.dtype), momentum)
+        running_var.data.lerp_((squares / (count - 1)).to(running_var.dtype), momentum)
     return mean, squares / count
 
 

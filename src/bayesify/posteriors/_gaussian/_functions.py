@@ -90,7 +90,7 @@ class _Local(Function):
         root = (flat.square() @ std.square().T).sqrt_()
         noise = normals(list(root.shape), root, _generator(seed, x))
         ctx.save_for_backward(x, mean, std, root, noise)
-        return torch.addcmul(flat @ mean.T, root, noise).view(*x.shape[:-1], -1)
+        return _own(torch.addcmul(flat @ mean.T, root, noise).view(*x.shape[:-1], -1))
 
     @staticmethod
     @once_differentiable
@@ -119,7 +119,7 @@ class _Exemplar(Function):
                 kept.append(noise)
         ctx.save_for_backward(x, mean, std, *kept)
         ctx.operation, ctx.seed = operation, seed
-        return _joined(outputs)
+        return _own(_joined(outputs))
 
     @staticmethod
     @once_differentiable
@@ -151,14 +151,13 @@ class _Flipout(Function):
         change = std * noise
         if not weights_each:
             flipped = operation.shared(x * of_inputs, change).mul_(of_outputs)
-            return operation.shared(x, mean).add_(flipped)
+            return _own(operation.shared(x, mean).add_(flipped))
         first, rest = operation.weight_signs(of_inputs, of_outputs, mean)
-        return _joined(
-            [
-                operation.each(x[rows], _flipped(change[None], first[rows], rest[rows]).add_(mean))
-                for rows in _chunks(x, mean)
-            ]
-        )
+        outputs = [
+            operation.each(x[rows], _flipped(change[None], first[rows], rest[rows]).add_(mean))
+            for rows in _chunks(x, mean)
+        ]
+        return _own(_joined(outputs))
 
     @staticmethod
     @once_differentiable
@@ -204,3 +203,11 @@ def _chunks(x: Tensor, weight: Tensor) -> Iterator[slice]:
 
 def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _own(result: Tensor) -> Tensor:
+    """Return a function's result as no view: autograd refuses to change one in place, as activations may do after it.
+
+    The memory is the same. What it was a view of was made inside the function, and nobody else holds it.
+    """
+    return result.detach()

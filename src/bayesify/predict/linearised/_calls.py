@@ -71,7 +71,7 @@ class _Run(Function):
         del anchor
         ctx.call = call
         ctx.save_for_backward(x)
-        return call.output(x)
+        return call.output(x).detach()  # no view, so that an activation may change it in place
 
     @staticmethod
     @once_differentiable
