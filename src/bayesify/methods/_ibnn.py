@@ -180,10 +180,13 @@ class IBNN(Method):
         """Return the mean over S copies of each example, each with its own noise, and the divergence.
 
         Each copy of the batch is a pass of its own, which a processor's cache likes better than one of S B rows, and
-        has rows of every component: batch normalisation sees B examples of the mixture.
+        has rows of every component: batch normalisation sees B examples of the mixture. Where a weight is read outside
+        its layer, which its rows must share, a pass has one component, and the copies' passes consecutive ones.
         """
         assert isinstance(posterior, InputMixturePosterior)
         fresh = not (posterior.noise.silent or posterior.noise.keys)
+        if fresh:
+            posterior.prepare(inputs)
         repeats = self.repeats if fresh else 1  # copies of a row in one function would be the same
         components = posterior.assign(batch_rows(inputs), repeats, same=self.assign == "same")
         outputs = []

@@ -25,11 +25,11 @@ def gaussian_kl(mean: Tensor, variance: Tensor, prior_std: float) -> Tensor:
 
 
 def mean_kl(means: Tensor, stds: Tensor, prior_std: float) -> Tensor:
-    """Return the paper's surrogate: the divergence of the law of the average of one draw of each component (eq. 20).
+    """Return the paper's surrogate: the divergence of the law of the average of one draw of each component.
 
-    KL(N(mean_k m_k, sum_k s_k^2 / K^2) || N(1, s^2)). Exact for K = 1. For K > 1 it is no bound: it is smallest where
-    each s_k is sqrt(K) s, does not see how far components lie apart, and is (ln K + 1/K - 1) / 2 for each factor where
-    every component is the prior.
+    KL(N(mean_k m_k, sum_k s_k^2 / K^2) || N(1, s^2)), eq. 22-24. Exact for K = 1. For K > 1 it is no bound: it is
+    smallest where each s_k is sqrt(K) s, does not see how far components lie apart, and is (ln K + 1/K - 1) / 2 for
+    each factor where every component is the prior.
 
     Args:
         means: (K, N).

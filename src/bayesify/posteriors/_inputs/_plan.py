@@ -21,8 +21,8 @@ class Plan:
 
     Attributes:
         layers: The layers with factors of their own for each example.
-        shared: Latents with one draw for all examples of a pass: of weights that are read outside their layers, or
-            that act on something without a batch.
+        shared: Latents with one draw for all examples of a pass, which then have one component: of weights that are
+            read outside their layers, or that act on something without a batch.
         calls: For each layer and each of its calls, where the batch is.
     """
 

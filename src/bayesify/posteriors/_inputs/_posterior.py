@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -93,7 +94,8 @@ class InputMixturePosterior(Posterior):
             return self._folded(self.factors(noise.keys[0]))
         if self._plan is None or not self._plan.shared:
             return {}
-        factors = self._fresh(self._present_components(noise.rows)[:1])[0]  # the first example's component for all
+        assigned = noise.assigned  # one component for the whole pass
+        factors = self._fresh(self.assign(1) if assigned is None else assigned[:1])[0]
         names = {latent.parameter for latent in self._plan.shared}
         return {name: tensor for name, tensor in self._folded(factors).items() if name in names}
 
@@ -120,7 +122,8 @@ class InputMixturePosterior(Posterior):
         if noise.silent or noise.keys:
             return super()._run(args, kwargs)
         plan = self.plan((args, dict(kwargs)))
-        factors = self._fresh(self._present_components(noise.rows))
+        components = self._present_components(noise.rows)
+        factors = self._fresh(components)
         # One split, whose gradient is one joint tensor; slices would each add to all of it.
         parts = torch.split(factors, [latent.size for latent in self.latents], 1)
         present = Pass(dict(zip(self.latents, parts, strict=True)), plan.calls)
@@ -128,7 +131,7 @@ class InputMixturePosterior(Posterior):
             (module := self.network.get_submodule(layer.name)): scaled_forward(module, layer, present)
             for layer in plan.layers
         }
-        with patched_forward(forwards):
+        with self.assigned(components), patched_forward(forwards):
             return super()._run(args, kwargs)
 
     def _present_components(self, rows: int) -> Tensor:
@@ -137,6 +140,11 @@ class InputMixturePosterior(Posterior):
         given = self.noise.assigned
         if given is not None and len(given) != rows:
             raise ValueError(f"{len(given)} components were assigned to a batch of {rows} examples: give one for each.")
+        if given is not None and self.one_component and bool((given != given[:1]).any()):
+            raise ValueError(
+                f"Different components were assigned to the rows of one pass, but {self._why_one()} Assign one, or "
+                "exclude these layers."
+            )
         return self.assign(rows) if given is None else given
 
     def _fresh(self, assigned: Tensor) -> Tensor:
@@ -149,7 +157,31 @@ class InputMixturePosterior(Posterior):
         if self._plan is None:
             refuse_recomputation(self.network)
             self._plan = make_plan(self.network, self.layers, self.latents, inputs)
+            norms = (m for m in self.network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+            if self.one_component and any(norms):
+                warnings.warn(
+                    f"With IBNN, {self._why_one()} Batch normalisation then sees one component at a time in training, "
+                    "and the average of all in prediction. Exclude these layers: convert(..., exclude=[...]).",
+                    stacklevel=2,
+                )
         return self._plan
+
+    @property
+    def one_component(self) -> bool:
+        """Whether all rows of a pass have one component: where a weight is read outside its layer, or without a batch.
+
+        A row whose other layers had another component would belong to none that prediction uses. Known after the first
+        pass, or `prepare`.
+        """
+        return self._plan is not None and bool(self._plan.shared)
+
+    def _why_one(self) -> str:
+        assert self._plan is not None
+        layers = dict.fromkeys(latent.parameter.rpartition(".")[0] for latent in self._plan.shared)
+        return (
+            f"the weights of {list(layers)} are read outside their layers, or where there is no batch, so that all "
+            "rows of a pass have one component."
+        )
 
     def reference(self, inputs: Any) -> Tensor:
         """Return what the network returns with every factor at one."""
@@ -201,7 +233,7 @@ class InputMixturePosterior(Posterior):
         shifts go on where the copy before ended, and one further after each round, so that the counts of all copies
         together differ by at most one, and up to K copies of an example have different components. They are 0 if all
         copies are to have the `same`; the counts then differ by S where K does not divide B. The first is random, so
-        that no component is ahead.
+        that no component is ahead. Where a pass has `one_component`, copy s has (first + s) mod K in all its rows.
 
         Args:
             rows: B.
@@ -212,11 +244,15 @@ class InputMixturePosterior(Posterior):
             Components (S B,), in the order x0, x1, ..., x0, x1, ...
         """
         device = self.component_means.device
+        first = torch.randint(self.components, (), device=device)
+        if self.one_component:
+            copies = torch.zeros(repeats, dtype=torch.long) if same else torch.arange(repeats)
+            return (copies.to(device).repeat_interleave(rows) + first) % self.components
         over = rows % self.components
         one_round = self.components // math.gcd(self.components, over)
         shifts = [0 if same else copy * over + copy // one_round for copy in range(repeats)]
         order = torch.arange(rows, device=device) + torch.tensor(shifts, device=device)[:, None]
-        return (order.reshape(-1) + torch.randint(self.components, (), device=device)) % self.components
+        return (order.reshape(-1) + first) % self.components
 
     @contextmanager
     def assigned(self, components: Tensor) -> Iterator[None]:
