@@ -40,8 +40,12 @@ class UncertaintyRegulariser:
     """Ask the posterior to be uncertain on foreign inputs (BayesAdapter, section 3).
 
     Adds weight * mean max(0, threshold - I(x)) over foreign inputs x, with I the mutual information of `num_samples`
-    draws. Works during any method whose training is random. Where the noise of rows is independent, all draws and the
+    draws. Works during any method whose training is random. Where rows have noise of their own, all draws and the
     ordinary examples go through the network in one pass of B + num_samples * B_foreign rows; else each draw is a pass.
+
+    With BayesAdapter's noise="flipout", and "auto" where it takes that, the draws of an input are uncorrelated, but not
+    independent: a weight's noise has the same magnitude in all of them, and signs of its own in each, so that the mean of
+    I can differ from that of independent draws. noise="exemplar" has those.
 
     Attributes:
         weight: The coefficient; the paper has 1 for CIFAR and 3 for ImageNet.
@@ -50,8 +54,8 @@ class UncertaintyRegulariser:
             two samples is such.
         num_samples: Draws for each foreign input.
         statistics: "apart" normalises foreign rows by the statistics of the ordinary ones, or by the running
-            statistics where each draw is a pass, and lets them change none; "together" puts all rows into one batch,
-            as the authors do.
+            statistics where each draw is a pass, and lets them change none, in batch and instance normalisation of any
+            kind; "together" puts all rows into one batch, as the authors do.
 
     Example:
         >>> from torch import nn

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from bayesify.posteriors._gaussian._batch_norm import batch_norm_each
 from bayesify.posteriors._gaussian._site import Visit
-from bayesify.posteriors._statistics import normalise_apart
+from bayesify.posteriors._statistics import foreign_entries, normalise_apart
 
 __all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm"]
 
@@ -33,7 +34,7 @@ def batch_norm(layer: Any, x: Tensor, visit: Visit) -> Tensor:
             return y * scale[part].view(-1, x.shape[1], *ones) + shift[part].view(-1, x.shape[1], *ones)
         return batch_norm_each(x[part], scale[part], shift[part], mean, var, training, momentum, layer.eps)
 
-    return normalise_apart(layer, x, present.foreign * (len(x) // present.rows), normalise)
+    return normalise_apart(layer, x, foreign_entries(x, present.foreign, present.rows), normalise)
 
 
 def instance_norm(layer: Any, x: Tensor, visit: Visit) -> Tensor:
@@ -45,7 +46,14 @@ def instance_norm(layer: Any, x: Tensor, visit: Visit) -> Tensor:
     mean, var = (layer.running_mean, layer.running_var) if tracked else (None, None)
     use_input = layer.training or not layer.track_running_stats
     momentum = 0.0 if layer.momentum is None else layer.momentum
-    y = functional.instance_norm(whole, mean, var, None, None, use_input, momentum, layer.eps)
+    own = len(whole)
+    if use_input and mean is not None and not without:
+        own -= foreign_entries(whole, visit.present.foreign, visit.present.rows)
+    parts = [(whole, mean, var)] if own == len(whole) else [(whole[:own], mean, var), (whole[own:], None, None)]
+    # Foreign rows are normalised each by itself too, and enter no statistics.
+    y = torch.cat(
+        [functional.instance_norm(x, m, v, None, None, use_input, momentum, layer.eps) for x, m, v in parts if len(x)]
+    )
     return _affine(y[0] if without else y, layer, visit, [-1, *[1] * (whole.ndim - 2)])
 
 
