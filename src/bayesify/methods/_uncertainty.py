@@ -44,8 +44,8 @@ class UncertaintyRegulariser:
     ordinary examples go through the network in one pass of B + num_samples * B_foreign rows; else each draw is a pass.
 
     With BayesAdapter's noise="flipout", and "auto" where it takes that, the draws of an input are uncorrelated, but not
-    independent: a weight's noise has the same magnitude in all of them, and signs of its own in each, so that the mean of
-    I can differ from that of independent draws. noise="exemplar" has those.
+    independent: a weight's noise has the same magnitude in all of them, and signs of its own in each. The mean of I can
+    then differ from that of independent draws, which noise="exemplar" has.
 
     Attributes:
         weight: The coefficient; the paper has 1 for CIFAR and 3 for ImageNet.

@@ -72,8 +72,12 @@ class Posterior(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run one pass in the present mode; arguments and outputs are the network's own."""
         with self.noise.lock:
+            rows = _rows(args, kwargs)
+            if not rows:  # nothing in it is random, and it does not show where the batch is
+                with self.noise.mode(silent=True):
+                    return self._run(args, kwargs)
             self._learn_batch_dims(args, kwargs)
-            with self.noise.one_pass(_rows(args, kwargs)):
+            with self.noise.one_pass(rows):
                 return self._run(args, kwargs)
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
