@@ -275,24 +275,26 @@ def test_yes_or_no_has_two_classes():
         torch.testing.assert_close(terms.total, ((1 + eta[targets.long()]) * each).mean(), rtol=1e-12, atol=1e-12)
 
 
-def test_numbers_have_a_random_weight_for_each_example():
+@pytest.mark.parametrize("weights_from", ["examples", "targets"])
+def test_numbers_have_a_random_weight_for_each_example(weights_from):
     network = trained(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 2)))
-    posterior = convert(network, ABNN(alpha=0.0), likelihood=bayesify.Gaussian(0.5))
+    posterior = convert(network, ABNN(alpha=0.0, weights_from=weights_from), likelihood=bayesify.Gaussian(0.5))
     targets = torch.randn(8, 2, dtype=torch.float64)
     order = torch.randperm(8)
     for member, terms in enumerate(per_member(posterior, (X, targets))):
-        weights = 1 + eta_of_examples(targets, 0, member)
+        weights = 1 + eta_of_examples((X, targets) if weights_from == "examples" else targets, 8, 0, member)
         nll = -torch.distributions.Normal(network(X), 0.5).log_prob(targets)
         torch.testing.assert_close(terms.total, (weights[:, None] * nll).mean(), rtol=1e-12, atol=1e-12)
-        # an example keeps its weight in another batch, and in another precision of the same number
-        torch.testing.assert_close(1 + eta_of_examples(targets[order], 0, member), weights[order])
+        # an example keeps its weight in another batch
+        if weights_from == "examples":
+            torch.testing.assert_close(1 + eta_of_examples((X[order], targets[order]), 8, 0, member), weights[order])
     off = convert(network, ABNN(alpha=0.0, eta=0.0), likelihood=bayesify.Gaussian(0.5))
     torch.testing.assert_close(off.loss((X, targets), num_data=8).total, nll.mean())
 
 
 def test_weights_of_examples_are_exponential():
     targets = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
-    members = [1 + eta_of_examples(targets, 5, member) for member in range(3)]
+    members = [1 + eta_of_examples(targets, 100_000, 5, member) for member in range(3)]
     for weights in members:
         assert weights.min() >= 0
         ordered = weights.sort().values
@@ -301,10 +303,55 @@ def test_weights_of_examples_are_exponential():
         assert (1 - (-ordered).exp() - grid).abs().max() * 100_000**0.5 < 2.7
     for one, other in ((members[0], members[1]), (members[0][1:], members[0][:-1])):
         assert abs(torch.corrcoef(torch.stack([one, other]))[0, 1]) < BOUND / 100_000**0.5
-    close = eta_of_examples(torch.tensor([[1.0, 2.0], [1.0, 2.0], [2.0, 1.0], [1.0, 2.0000002]]), 0, 0)
+    close = eta_of_examples(torch.tensor([[1.0, 2.0], [1.0, 2.0], [2.0, 1.0], [1.0, 2.0000002]]), 4, 0, 0)
     assert close[0] == close[1]
     assert len(close.unique()) == 3
-    assert eta_of_examples(torch.tensor([-0.0]), 0, 0) == eta_of_examples(torch.tensor([0.0]), 0, 0)
+    assert eta_of_examples(torch.tensor([-0.0]), 1, 0, 0) == eta_of_examples(torch.tensor([0.0]), 1, 0, 0)
+
+
+@pytest.mark.parametrize("inputs", ["numbers", "small integers", "tokens", "images", "two inputs, one in common"])
+def test_weights_of_examples_whose_targets_repeat_are_those_of_a_bootstrap(inputs):
+    """As functions of the target alone they tilted the law of the targets: a member's mean was off by a constant."""
+    rows = 20_000
+    generator = torch.Generator().manual_seed(0)
+    quality = torch.randint(3, 9, (rows,), generator=generator).float()  # six values, as wine has
+    unique = torch.randperm(rows, generator=generator)
+    made = {
+        "numbers": torch.randn(rows, 4, generator=generator),
+        "small integers": torch.stack([unique // 200, unique % 200], 1).double(),
+        "tokens": {"ids": torch.stack([unique // 200, unique % 200], 1), "mask": torch.ones(rows, 2)},
+        "images": (unique[:, None, None, None] == torch.arange(3).view(3, 1, 1)).float() + unique.view(-1, 1, 1, 1),
+        "two inputs, one in common": (torch.ones(7, 3), unique.float()),
+    }[inputs]
+    for member in range(3):
+        weights = 1 + eta_of_examples((made, quality), rows, 0, member)
+        assert len(weights.unique()) == rows
+        # Var(sum w (y - c)) = sum (y - c)^2 for independent w ~ Exp(1)
+        centred = quality - quality.mean()
+        assert abs((weights * centred).sum()) < BOUND * centred.square().sum().sqrt()
+        assert abs(weights.mean() - 1) < BOUND / rows**0.5
+        assert abs(weights.var() - 1) < BOUND * (8 / rows) ** 0.5
+
+
+def test_an_example_keeps_its_weight_where_a_batch_is_padded_or_of_another_precision():
+    ids, targets = torch.randint(1, 9, (5, 4)), torch.randn(5)
+    weights = eta_of_examples(({"ids": ids, "mask": torch.ones(5, 4)}, targets), 5, 0, 0)
+    padded = {"ids": F.pad(ids, (0, 3)), "mask": F.pad(torch.ones(5, 4), (0, 3))}
+    assert torch.equal(eta_of_examples((padded, targets.double()), 5, 0, 0), weights)
+
+
+def test_augmented_examples_keep_the_weight_of_their_target():
+    network = trained(nn.Sequential(nn.Flatten(), nn.LayerNorm(108), nn.Linear(108, 1)))
+    targets = torch.randn(8, 1, dtype=torch.float64)
+    found = {}
+    for weights_from in ("examples", "targets"):
+        posterior = convert(network, ABNN(alpha=0.0, weights_from=weights_from), likelihood=bayesify.Gaussian(0.5))
+        nll = -torch.distributions.Normal(network(X.flip(-1)), 0.5).log_prob(targets)
+        own = 1 + eta_of_examples((X, targets) if weights_from == "examples" else targets, 8, 0, 0)
+        with posterior.member(0):
+            total = posterior.loss((X.flip(-1), targets), num_data=8).total
+        found[weights_from] = torch.allclose(total, (own[:, None] * nll).mean())
+    assert found == {"examples": False, "targets": True}
 
 
 # -- prediction and storage ---------------------------------------------------------------------------------------

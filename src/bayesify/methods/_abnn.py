@@ -57,6 +57,9 @@ class ABNN(Method):
         eta: What is added to the weight of a member's classes; 0 gives every class the weight 1. For likelihoods
             without classes any positive value gives each example a random weight ~ Exp(1): the weighted
             likelihood bootstrap, which is ours and not the paper's.
+        weights_from: What such a weight is a function of, so that an example keeps it: its inputs and target, the
+            "examples"; or the "targets" alone, for inputs that are augmented, and so never come twice. Examples with
+            the same target then share a weight, which is no bootstrap where targets repeat.
         eta_classes: How many classes get it, for each member; None takes the square root of their number.
         normalised: Divide by the sum of the weights in the batch instead of the number of examples.
         seed: Of eta.
@@ -71,6 +74,7 @@ class ABNN(Method):
     train: Literal["norm", "all"] = "norm"
     statistics: Literal["frozen", "updated"] = "frozen"
     eta: float = 1.0
+    weights_from: Literal["examples", "targets"] = "examples"
     eta_classes: int | None = None
     normalised: bool = False
     seed: int = 0
@@ -90,6 +94,7 @@ class ABNN(Method):
             "noise": ("sample-channel", "element", "channel"),
             "train": ("norm", "all"),
             "statistics": ("frozen", "updated"),
+            "weights_from": ("examples", "targets"),
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -185,7 +190,7 @@ class ABNN(Method):
             return LossTerms(nll=likelihood.nll(output, targets))
         likelihood.check(output, targets)
         nll = -likelihood.log_prob(output, targets)
-        eta = self._eta(posterior, member, output, targets, nll)
+        eta = self._eta(posterior, member, output, inputs, targets, nll)
         counted = likelihood.weight(targets)
         if counted is None:
             counted = torch.ones_like(nll)
@@ -194,11 +199,13 @@ class ABNN(Method):
         return LossTerms(nll=(counted * nll).sum() / number, eta=(counted * eta * nll).sum() / number)
 
     def _eta(
-        self, posterior: NormMembersPosterior, member: int, output: Tensor, targets: Tensor, nll: Tensor
+        self, posterior: NormMembersPosterior, member: int, output: Tensor, inputs: Any, targets: Tensor, nll: Tensor
     ) -> Tensor:
         found = eta_of_classes(posterior.likelihood, output, targets)
         if found is None:
-            return eta_of_examples(targets, self.seed, member).to(nll.dtype).reshape(-1, *(1,) * (nll.ndim - 1))
+            examples = targets if self.weights_from == "targets" else (inputs, targets)
+            eta = eta_of_examples(examples, len(targets), self.seed, member)
+            return eta.to(nll.dtype).reshape(-1, *(1,) * (nll.ndim - 1))
         labels, classes = found
         if posterior.eta.shape[1] == 0:
             posterior.eta = draw_eta(self, len(posterior.members), classes).to(posterior.eta)

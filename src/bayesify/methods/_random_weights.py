@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from bayesify._tree import map_tensors
 from bayesify.likelihoods import Bernoulli, Categorical, Likelihood
 from bayesify.posteriors._noise import Key, generator_for
 
@@ -46,21 +47,41 @@ def eta_of_classes(likelihood: Likelihood, output: Tensor, targets: Tensor) -> t
     return None
 
 
-def eta_of_examples(targets: Tensor, seed: int, member: int) -> Tensor:
-    """Return a member's eta of each example, (B,), 1 + eta ~ Exp(1), as a function of its target's bits.
+def eta_of_examples(examples: Any, rows: int, seed: int, member: int) -> Tensor:
+    """Return a member's eta of each example, (B,), 1 + eta ~ Exp(1), as a function of the bits of its tensors.
 
-    An example so keeps its weight over the epochs, whatever the order of the data and the changes made to its inputs.
-    Examples with the same target share theirs.
+    An example so keeps its weight over the epochs, whatever the order of the data. Only equal examples share theirs;
+    zeros at the end of a row, such as padding, do not count.
+
+    Args:
+        examples: Inputs and targets of any structure; tensors without a row for each example are not looked at.
+        rows: B.
+        seed: Of the method.
+        member: Whose eta.
+
+    >>> inputs, targets = torch.tensor([[1.0], [2.0], [1.0]]), torch.tensor([5.0, 5.0, 5.0])
+    >>> one, other, again = eta_of_examples((inputs, targets), 3, seed=0, member=0).tolist()
+    >>> one == again, one == other
+    (True, False)
     """
     text = f"{seed}/{member}".encode()
     state = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big", signed=True)
-    bits = targets.detach().double().flatten(1) if targets.ndim > 1 else targets.detach().double()[:, None]
-    bits = (bits + 0.0).contiguous().view(torch.int64)  # adding zero makes -0 and 0 one number
-    mixed = torch.full_like(bits[:, 0], state)
-    for column in bits.unbind(1):
-        mixed = _mix(mixed ^ column)
+    found: list[Tensor] = []
+    map_tensors(lambda t: found.append(t) if t.ndim and len(t) == rows else None, examples)
+    digest = torch.stack([_digest(tensor, index) for index, tensor in enumerate(found)]).sum(0)
+    mixed = _mix(_mix(digest) ^ state)
     uniform = ((mixed >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
     return -torch.log1p(-uniform) - 1
+
+
+def _digest(tensor: Tensor, index: int) -> Tensor:
+    """Return sum_j c_j b_j modulo 2^64 of each row's bits b, (B,), with odd coefficients c; a sum has no order."""
+    numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    flat = numbers.detach().double().reshape(len(tensor), -1)
+    bits = (flat + 0.0).view(torch.int64)  # adding zero makes -0 and 0 one number
+    bits = bits ^ _shifted(bits, 32)  # the low bits of short numbers are zero, and a product never moves bits down
+    places = torch.arange(flat.shape[1], device=flat.device) + (index << 40)
+    return (bits * (_mix(places) | 1)).sum(1)
 
 
 def _mix(x: Tensor) -> Tensor:
