@@ -17,6 +17,7 @@ from bayesify._files import (
     pack,
     read_json,
     read_tensors,
+    remove_temporaries,
     unpack,
     write_atomically,
     write_tensors,
@@ -101,6 +102,68 @@ def test_tensors_with_a_damaged_header_say_so(tmp_path):
         read_tensors(tmp_path / "t")
 
 
+def damaged(content, place, bit):
+    return content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :]
+
+
+def test_every_flipped_bit_of_a_file_of_tensors_is_refused_or_harmless(tmp_path):
+    path, tensors = tmp_path / "t", {"a": torch.randn(3), "b": torch.arange(3), "c": torch.ones(2, 1) > 0}
+    write_tensors(path, tensors, {"epoch": 3, "nll": torch.nan, "pairs": {1: 2}})
+    content, refused = path.read_bytes(), 0
+    for place in range(len(content)):
+        path.write_bytes(damaged(content, place, place % 8))
+        try:
+            found, metadata = read_tensors(path, sealed=True)
+        except FileError:
+            refused += 1
+            continue
+        assert found.keys() == tensors.keys()
+        assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+        assert str(metadata) == "{'epoch': 3, 'nll': nan, 'pairs': {'1': 2}}"
+    assert refused > 0.9 * len(content)  # a space of the header's may become a tab
+
+
+def test_exchanged_tensors_and_files_are_refused(tmp_path):
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    tensors = {"a": torch.zeros(3), "b": torch.ones(3)}
+    write_tensors(tmp_path / "t", tensors)
+    with safe_open(tmp_path / "t", framework="pt") as file:
+        header = file.metadata()
+    save_file({"a": tensors["b"], "b": tensors["a"]}, tmp_path / "exchanged", header)
+    with pytest.raises(FileError, match="the values of 'a' were changed or damaged"):
+        read_tensors(tmp_path / "exchanged")
+    found, _ = read_tensors(tmp_path / "exchanged", unread=("a", "b"))
+    assert found["a"].tolist() == [1, 1, 1]
+    save_file(tensors, tmp_path / "unsealed")
+    assert read_tensors(tmp_path / "unsealed")[0].keys() == {"a", "b"}  # somebody else's file
+    for sealed in (True, "0123456789abcdef"):
+        with pytest.raises(FileError, match=r"unsealed is not what was written: its header"):
+            read_tensors(tmp_path / "unsealed", sealed=sealed)
+    assert read_tensors(tmp_path / "t", sealed=header["seal"])[0].keys() == {"a", "b"}
+    with pytest.raises(FileError, match="or it is another file"):
+        read_tensors(tmp_path / "t", sealed="0123456789abcdef")
+
+
+def test_only_our_own_old_temporary_files_are_removed(tmp_path):
+    names = [".t.bin.0123abcd", ".t.bin.0123abcg", ".t.bin.0123abcd1", "t.bin.0123abcd", ".u.bin.0123abcd", "t.bin"]
+    for name in names:
+        (tmp_path / name).write_bytes(b"")
+    remove_temporaries(tmp_path, r"t\.bin")
+    assert set(os.listdir(tmp_path)) == set(names)  # somebody may be writing it now
+    remove_temporaries(tmp_path, r"t\.bin", older=0)
+    assert set(os.listdir(tmp_path)) == set(names[1:])
+
+
+def test_a_write_flushes_the_file_and_then_its_folder(tmp_path, monkeypatch):
+    flushed, fsync, replace = [], os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda file: (flushed.append(stat.S_ISDIR(os.fstat(file).st_mode)), fsync(file)))
+    monkeypatch.setattr(os, "replace", lambda *paths: (flushed.append("replace"), replace(*paths)))
+    write_atomically(tmp_path / "folder" / "file", b"")
+    assert flushed == [True, False, "replace", True]
+
+
 def test_missing_files_say_so(tmp_path):
     with pytest.raises(FileError, match=r"There is no file .*nothing"):
         read_tensors(tmp_path / "nothing")
@@ -115,6 +178,10 @@ def test_missing_files_say_so(tmp_path):
         (b"\xff\xfe\x00", "not valid JSON"),
         (b"[1, 2]", "holds a list"),
         (b"", "not valid"),
+        (b'{"a": 1, "a": 2}', "a key is there twice"),
+        (b'{"a": NaN}', "NaN is no setting"),
+        (b'{"a": %s1}' % (b"[" * 100_000), "nested too deeply"),
+        (b'{"a": 1%s}' % (b"0" * 5000), "not valid JSON"),
     ],
 )
 def test_wrong_json_says_so(tmp_path, content, sentence):

@@ -176,7 +176,7 @@ def test_the_networks_own_tensors_are_not_stored(tmp_path):
         bayesify.save(bayesify.convert(plain, method), tmp_path / method.name)
         tensors, _ = read_tensors(tensor_file(tmp_path / method.name))
         assert tensors.keys() == {"likelihood.temperature"}
-        assert tensor_file(tmp_path / method.name).stat().st_size < 200
+        assert tensor_file(tmp_path / method.name).stat().st_size < 300  # a header with digests, and one number
     members = DeepEnsemble(members=2, start="perturbed")
     bayesify.save(bayesify.convert(plain, members, include="5"), tmp_path / "members")
     weights = 4 * (plain[5].weight.numel() + plain[5].bias.numel())

@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import re
 import secrets
+import time
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
+from safetensors import safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 __all__ = [
     "FileError",
+    "digest",
     "fingerprint",
     "pack",
+    "parse_json",
     "read_json",
     "read_tensors",
+    "remove_temporaries",
+    "seal",
     "unpack",
     "write_atomically",
     "write_tensors",
 ]
+
+_MOST_JSON = 2**26
 
 
 class FileError(ValueError):
@@ -32,7 +42,9 @@ class FileError(ValueError):
 
 
 def fingerprint(tensor: Tensor) -> str:
-    """Return a short hash of a tensor's type, shape and values.
+    """Return a short hash of a tensor's type, shape and values: the first 64 bits of their SHA-1.
+
+    It is there against accidents, not against forgers, and costs a reading of the bytes.
 
     >>> (
     ...     fingerprint(torch.zeros(2)) == fingerprint(torch.zeros(2)),
@@ -41,14 +53,30 @@ def fingerprint(tensor: Tensor) -> str:
     (True, False)
     """
     plain = tensor.detach().cpu().contiguous()
-    data = plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else np.empty(0, np.uint8)
-    head = f"{plain.dtype}{tuple(plain.shape)}".encode()
-    return hashlib.sha1(head + data.tobytes(), usedforsecurity=False).hexdigest()[:16]
+    found = hashlib.sha1(f"{plain.dtype}{tuple(plain.shape)}".encode(), usedforsecurity=False)
+    if plain.numel():
+        found.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()[:16]
+
+
+def digest(values: Any) -> str:
+    """Return a short hash of plain values, which does not depend on the order of keys.
+
+    >>> digest({"a": 1, "b": [2.5]}) == digest({"b": [2.5], "a": 1}), digest([1]) == digest([2])
+    (True, False)
+    """
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()[:16]
+
+
+# -- writing ------------------------------------------------------------------------------------------------------
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file under another name, flush it to the disk, and move it into place."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.parent.is_dir():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _flush_folder(path.parent.parent)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # not tempfile's, which only its owner may read
     try:
         with temporary.open("xb") as file:
@@ -59,27 +87,110 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    _flush_folder(path.parent)
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any] | None = None) -> None:
-    """Write tensors as safetensors, with plain values in its header."""
+def remove_temporaries(folder: Path, names: str, *, older: float = 3600.0) -> None:
+    """Remove what writers that were killed left behind.
+
+    Args:
+        folder: Where they wrote.
+        names: A regular expression of the whole names of the files that they were writing.
+        older: In seconds; what is younger may be somebody's who is writing now. 0 where nobody else can be.
+    """
+    pattern = re.compile(rf"\.(?:{names})\.[0-9a-f]{{8}}")
+    for path in folder.iterdir():
+        if pattern.fullmatch(path.name):
+            with contextlib.suppress(OSError):  # gone, or another's
+                if time.time() - path.stat().st_mtime >= older:
+                    path.unlink()
+
+
+def _flush_folder(folder: Path) -> None:
+    """Flush the names in a folder to the disk, where the system can."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def write_tensors(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, Any] | None = None,
+    *,
+    marks: Mapping[str, str] | None = None,
+) -> None:
+    """Write tensors as safetensors; its header has plain values, a fingerprint of each tensor, and a seal of all.
+
+    Args:
+        path: The file, replaced in one step.
+        tensors: By name.
+        metadata: Plain values.
+        marks: The tensors' fingerprints by name, where they are known; None computes them.
+    """
     plain = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
-    write_atomically(path, save(plain, {"json": json.dumps(metadata or {})}))
+    marks = {name: fingerprint(tensor) for name, tensor in plain.items()} if marks is None else dict(marks)
+    text = json.dumps(dict(metadata or {}))
+    write_atomically(path, save(plain, {"json": text, "marks": json.dumps(marks), "seal": seal(plain, marks, text)}))
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `write_tensors` wrote."""
+def seal(tensors: Mapping[str, Tensor], marks: Mapping[str, str], text: str = "{}") -> str:
+    """Return a hash of what a file of tensors holds: names, types, shapes, fingerprints and the plain values' text."""
+    return digest([[[name, str(t.dtype), list(t.shape), marks[name]] for name, t in sorted(tensors.items())], text])
+
+
+# -- reading ------------------------------------------------------------------------------------------------------
+
+
+def read_tensors(
+    path: Path, *, sealed: bool | str = False, unread: Collection[str] = ()
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `write_tensors` wrote; or any safetensors file, whose seal is checked if it has one.
+
+    Args:
+        path: The file.
+        sealed: Whether a file without a seal is refused; text is the seal that it must have.
+        unread: Tensors that stay in the file until they are used, so that their values are not checked.
+
+    Returns:
+        The tensors by name, and the plain values.
+
+    Raises:
+        FileError: The file is missing, no safetensors file, or not what was written.
+    """
     if not path.is_file():
         raise FileError(f"There is no file {path}.")
     try:
-        tensors = load_file(path)
         with safe_open(path, framework="pt") as file:
-            metadata = json.loads((file.metadata() or {}).get("json", "{}"))
-    except (SafetensorError, ValueError, OSError) as error:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a mapping
+        text = header.get("json", "{}")
+        metadata = parse_json(text, nan=True)
+        marks = parse_json(header["marks"]) if "seal" in header else None
+        if not isinstance(metadata, dict) or not isinstance(marks, dict | None):
+            raise ValueError("the header's values are no objects")
+    except Exception as error:
         raise FileError(
             f"{path} is damaged or not a safetensors file ({error}). It was probably cut short by a copy or a full "
             "disk: copy it again, or delete it and run again."
         ) from error
+    if marks is not None or sealed:
+        found = None if marks is None or marks.keys() != tensors.keys() else seal(tensors, marks, text)
+        wanted = sealed if isinstance(sealed, str) else header.get("seal")
+        if found is None or found != wanted or found != header.get("seal"):
+            raise FileError(
+                f"{path} is not what was written: its header was changed or damaged, or it is another file. "
+                "Copy it again, or delete it and run again."
+            )
+        for name, tensor in tensors.items():
+            if name not in unread and fingerprint(tensor) != marks[name]:  # type: ignore[index]
+                raise FileError(
+                    f"{path} is not what was written: the values of {name!r} were changed or damaged. Copy it again, "
+                    "or delete it and run again."
+                )
     return tensors, metadata
 
 
@@ -88,12 +199,44 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileError(f"There is no file {path}. A saved posterior is a folder with config.json in it.")
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise FileError(f"{path} is not valid JSON ({error}). Copy it again, or save the posterior again.") from error
+        if path.stat().st_size > _MOST_JSON:
+            raise ValueError(f"it has more than {_MOST_JSON:,} bytes")
+        values = parse_json(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise FileError(
+            f"{path} is not valid JSON ({error}). Copy it again, or save the posterior again, in another folder."
+        ) from error
     if not isinstance(values, dict):
         raise FileError(f"{path} holds a {type(values).__name__} where a JSON object is expected.")
     return values
+
+
+def parse_json(text: str, *, nan: bool = False) -> Any:
+    """Return the values of a JSON text; a ValueError where a key is there twice, or NaN if that is not wanted.
+
+    >>> parse_json('{"a": [1, 2.5, null]}')
+    {'a': [1, 2.5, None]}
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=float if nan else _number)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError(f"a key is there twice, of {sorted(found)[:5]}")
+    return found
+
+
+def _number(text: str) -> float:
+    if text == "NaN":
+        raise ValueError("NaN is no setting")
+    return float(text)
+
+
+# -- nested structures --------------------------------------------------------------------------------------------
 
 
 def pack(tree: Any, tensors: dict[str, Tensor], prefix: str) -> Any:
