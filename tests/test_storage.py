@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from bayesify import MAP, SWAG, Custom, DeepEnsemble, Gaussian, MCDropout
-from bayesify._files import FileError, fingerprint, read_tensors, write_tensors
+from bayesify._files import FileError, digest, fingerprint, read_tensors, seal, write_tensors
 from bayesify.storage import FORMAT
 from tests.fixtures.make_format1 import MADE as FORMAT1_MADE
 from tests.fixtures.make_format1 import METHODS as FORMAT1_METHODS
@@ -60,14 +60,15 @@ def same_posterior(left, right, **settings):
 
 
 def tensor_file(folder):
-    (file,) = folder.glob("*.safetensors")
-    return file
+    return folder / json.loads((folder / "config.json").read_text())["tensors"]
 
 
 def change_config(folder, **changes):
-    config = json.loads((folder / "config.json").read_text())
-    config |= changes
+    """Change a configuration as if it had been saved so: with the digest that it then has."""
+    config = json.loads((folder / "config.json").read_text()) | changes
     config = {key: value for key, value in config.items() if value is not ...}
+    if "digest" not in changes:
+        config["digest"] = digest({key: value for key, value in config.items() if key != "digest"})
     (folder / "config.json").write_text(json.dumps(config))
 
 
@@ -183,16 +184,17 @@ def test_the_networks_own_tensors_are_not_stored(tmp_path):
     assert 2 * weights < tensor_file(tmp_path / "members").stat().st_size < 2 * weights + 2000
 
 
-def test_old_tensor_files_are_removed(tmp_path):
-    plain = network()
-    bayesify.save(bayesify.convert(plain, MCDropout()), tmp_path)
-    first = tensor_file(tmp_path)
-    posterior = fitted(plain, MCDropout())
-    bayesify.save(posterior, tmp_path)
-    assert tensor_file(tmp_path) != first
-    assert sorted(os.listdir(tmp_path)) == ["config.json", tensor_file(tmp_path).name]
-    same_posterior(posterior, bayesify.load(tmp_path, plain))
-    bayesify.save(posterior, tmp_path)  # once more, under the same names
+def test_the_version_before_is_kept_and_older_ones_are_removed(tmp_path):
+    plain, names = network(), []
+    for p in (0.1, 0.2, 0.3):
+        posterior = fitted(plain, MCDropout(p=p))
+        bayesify.save(posterior, tmp_path)
+        names.append(tensor_file(tmp_path).name)
+        assert sorted(os.listdir(tmp_path)) == sorted(["config.json", *names[-2:]])
+        same_posterior(posterior, bayesify.load(tmp_path, plain))
+    assert len(set(names)) == 3
+    bayesify.save(posterior, tmp_path)  # once more, under the same name
+    assert sorted(os.listdir(tmp_path)) == ["config.json", names[-1]]
     same_posterior(posterior, bayesify.load(tmp_path, plain))
 
 
@@ -287,9 +289,11 @@ def test_truncated_tensors_say_so(saved, keep):
 def test_missing_tensors_say_so(saved):
     folder, plain = saved
     file = tensor_file(folder)
-    write_tensors(file, {})
+    write_tensors(folder / f"posterior-{seal({}, {})}.safetensors", {})
+    change_config(folder, tensors=f"posterior-{seal({}, {})}.safetensors")
     with pytest.raises(ValueError, match=r"lacks \['likelihood\.temperature'\]"):
         bayesify.load(folder, plain)
+    change_config(folder, tensors=file.name)
     file.unlink()
     with pytest.raises(FileError, match=f"There is no file .*{file.name}"):
         bayesify.load(folder, plain)

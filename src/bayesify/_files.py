@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,10 @@ from torch import Tensor
 
 __all__ = [
     "FileError",
+    "check_values",
     "digest",
     "fingerprint",
+    "open_tensors",
     "pack",
     "parse_json",
     "read_json",
@@ -134,7 +136,9 @@ def write_tensors(
     plain = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
     marks = {name: fingerprint(tensor) for name, tensor in plain.items()} if marks is None else dict(marks)
     text = json.dumps(dict(metadata or {}))
-    write_atomically(path, save(plain, {"json": text, "marks": json.dumps(marks), "seal": seal(plain, marks, text)}))
+    # One entry: safetensors writes several in an order of chance.
+    sealed = json.dumps({"json": text, "marks": marks, "seal": seal(plain, marks, text)})
+    write_atomically(path, save(plain, {"sealed": sealed}))
 
 
 def seal(tensors: Mapping[str, Tensor], marks: Mapping[str, str], text: str = "{}") -> str:
@@ -145,15 +149,12 @@ def seal(tensors: Mapping[str, Tensor], marks: Mapping[str, str], text: str = "{
 # -- reading ------------------------------------------------------------------------------------------------------
 
 
-def read_tensors(
-    path: Path, *, sealed: bool | str = False, unread: Collection[str] = ()
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_tensors(path: Path, *, sealed: bool | str = False) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read what `write_tensors` wrote; or any safetensors file, whose seal is checked if it has one.
 
     Args:
         path: The file.
         sealed: Whether a file without a seal is refused; text is the seal that it must have.
-        unread: Tensors that stay in the file until they are used, so that their values are not checked.
 
     Returns:
         The tensors by name, and the plain values.
@@ -161,37 +162,51 @@ def read_tensors(
     Raises:
         FileError: The file is missing, no safetensors file, or not what was written.
     """
+    tensors, metadata, marks = open_tensors(path, sealed=sealed)
+    check_values(path, tensors, marks)
+    return tensors, metadata
+
+
+def open_tensors(path: Path, *, sealed: bool | str = False) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, str]]:
+    """Read a file of tensors and check its header; values stay in the file until they are used, or `check_values`.
+
+    Returns:
+        The tensors by name, the plain values, and the tensors' fingerprints, if the file has them.
+    """
     if not path.is_file():
         raise FileError(f"There is no file {path}.")
     try:
         with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
+            header: dict[str, Any] = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a mapping
-        text = header.get("json", "{}")
+        header = parse_json(header["sealed"]) if "sealed" in header else header
+        text, marks = header.get("json", "{}"), header.get("marks", {})
         metadata = parse_json(text, nan=True)
-        marks = parse_json(header["marks"]) if "seal" in header else None
-        if not isinstance(metadata, dict) or not isinstance(marks, dict | None):
+        if not isinstance(metadata, dict) or not isinstance(marks, dict):
             raise ValueError("the header's values are no objects")
     except Exception as error:
         raise FileError(
             f"{path} is damaged or not a safetensors file ({error}). It was probably cut short by a copy or a full "
             "disk: copy it again, or delete it and run again."
         ) from error
-    if marks is not None or sealed:
-        found = None if marks is None or marks.keys() != tensors.keys() else seal(tensors, marks, text)
-        wanted = sealed if isinstance(sealed, str) else header.get("seal")
-        if found is None or found != wanted or found != header.get("seal"):
+    if sealed or "seal" in header:
+        found = seal(tensors, marks, text) if marks.keys() == tensors.keys() else None
+        if found != header.get("seal") or found is None or (isinstance(sealed, str) and found != sealed):
             raise FileError(
                 f"{path} is not what was written: its header was changed or damaged, or it is another file. "
                 "Copy it again, or delete it and run again."
             )
-        for name, tensor in tensors.items():
-            if name not in unread and fingerprint(tensor) != marks[name]:  # type: ignore[index]
-                raise FileError(
-                    f"{path} is not what was written: the values of {name!r} were changed or damaged. Copy it again, "
-                    "or delete it and run again."
-                )
-    return tensors, metadata
+    return tensors, metadata, marks
+
+
+def check_values(path: Path, tensors: Mapping[str, Tensor], marks: Mapping[str, str]) -> None:
+    """Raise a FileError if a tensor of a file does not have the values that were written."""
+    for name, mark in marks.items():
+        if name in tensors and fingerprint(tensors[name]) != mark:
+            raise FileError(
+                f"{path} is not what was written: the values of {name!r} were changed or damaged. Copy it again, "
+                "or delete it and run again."
+            )
 
 
 def read_json(path: Path) -> dict[str, Any]:

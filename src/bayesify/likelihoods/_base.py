@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from bayesify._tree import output_tensor
+from bayesify._values import misfits
 from bayesify.prediction import Prediction
 
 __all__ = ["Likelihood", "Stream", "as_likelihood", "likelihood_from_dict"]
@@ -129,9 +130,11 @@ def as_likelihood(likelihood: str | Likelihood) -> Likelihood:
 def likelihood_from_dict(values: dict[str, Any]) -> Likelihood:
     """Rebuild a likelihood from its configuration."""
     kind = values.get("kind")
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS or kind == "custom":
         raise ValueError(f"The file names a likelihood {kind!r}, which is unknown here; known: {sorted(_KINDS)}.")
     settings = {key: value for key, value in values.items() if key != "kind"}
+    if wrong := misfits(settings, _KINDS[kind].__init__):
+        raise ValueError(f"The file's likelihood {kind!r} has settings that cannot be: {', '.join(wrong)}.")
     try:
         return _KINDS[kind](**settings)
     except TypeError as error:

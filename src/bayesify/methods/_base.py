@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from bayesify._values import fits, misfits
 from bayesify.posteriors import LossTerms
 
 if TYPE_CHECKING:
@@ -214,17 +215,19 @@ def method_from_dict(values: dict[str, Any]) -> Method:
     """Rebuild a method from its configuration, of this version or an older one."""
     values = dict(values)
     name, version = values.pop("name", None), values.pop("version", None)
-    if name not in _METHODS:
+    if not isinstance(name, str) or name not in _METHODS:
         raise ValueError(f"The file names a method {name!r}, which is unknown here; known: {sorted(_METHODS)}.")
     cls = _METHODS[name]
-    if not isinstance(version, int) or version > cls.version:
+    if not fits(version, int) or not 1 <= version <= cls.version:
         raise ValueError(
-            f"The file has version {version} of {name!r}, and this bayesify knows versions up to {cls.version}. "
+            f"The file has version {version!r} of {name!r}, and this bayesify knows versions up to {cls.version}. "
             "Upgrade bayesify."
         )
     known = {f.name for f in dataclasses.fields(cls)}
     unknown = sorted(set(values) - known)
     if unknown:
         raise ValueError(f"The file's {name!r} has unknown settings {unknown}; known: {sorted(known)}.")
+    if wrong := misfits(values, cls):
+        raise ValueError(f"The file's {name!r} has settings that cannot be: {', '.join(wrong)}.")
     tuples = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
     return cls(**{**values, **tuples})
