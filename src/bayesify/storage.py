@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify._files import FileError, check_values, digest, fingerprint
+from bayesify._probe import check_probe, check_rates, drop_rates, make_probe
 from bayesify._sizes import fitted_to
 from bayesify._values import fits, misfits
 from bayesify._versions import CONFIG, read_version, write_version
@@ -34,7 +35,13 @@ _TYPES: dict[str, Any] = {
     "fingerprints": dict[str, str],
     "tensors": str,
 }
-_TYPES_2: dict[str, Any] = {**_TYPES, "previous": str | None, "digest": str}
+_TYPES_2: dict[str, Any] = {
+    **_TYPES,
+    "rates": dict[str, float],
+    "probe": dict | None,
+    "previous": str | None,
+    "digest": str,
+}
 
 
 def save(posterior: Posterior, path: str | Path) -> None:
@@ -45,6 +52,10 @@ def save(posterior: Posterior, path: str | Path) -> None:
     posterior or the new, whole; the tensors of the version before stay in the folder for who is reading them. Several
     processes may save to one folder, one after another: the last one's posterior stays. What else is in the folder is
     left alone.
+
+    The folder also gets a probe: made-up inputs that look like the last ones that the posterior was run on (structure,
+    types, shapes, ranges of whole numbers; no values of theirs), and what it returns for them. A posterior that never
+    ran, or that cannot be run on such inputs, has none.
 
     Args:
         posterior: Any posterior.
@@ -77,15 +88,20 @@ def save(posterior: Posterior, path: str | Path) -> None:
         "frozen": posterior.frozen,
         "network": network,
         "fingerprints": {network[name]: marks[name] for name in network},
+        "rates": drop_rates(posterior),
+        "probe": make_probe(posterior),
     }
     write_version(Path(path), config, added, {name: marks[name] for name in added})
 
 
-def load(path: str | Path, network: nn.Module, *, memory_map: bool = False) -> Posterior:
+def load(path: str | Path, network: nn.Module, *, memory_map: bool = False, probe: bool = True) -> Posterior:
     """Load a posterior onto the network it was made from.
 
     All that was stored is checked: the configuration and every tensor by a digest (a reading of the file), the
     network's own tensors by theirs, sizes before room is made for them. Digests are against accidents, not forgers.
+    Then the posterior is run on the folder's probe, if it has one, and must return what it returned when it was saved,
+    to 1e-3 of the largest number (more in half precision): another activation, another order of modules or another
+    rate of dropout are refused, and so is a network that cannot be run on the probe.
 
     Args:
         path: The folder that `save` made.
@@ -93,6 +109,7 @@ def load(path: str | Path, network: nn.Module, *, memory_map: bool = False) -> P
             or not, the posterior lands where the network is.
         memory_map: Leave buffers, such as the samples of a large bank, in the file and read what is used; their values
             are not checked then. The file must stay; what is written to them is not written to it. On a CPU only.
+        probe: Whether the probe is run; False for a network that is meant to compute something else.
 
     Returns:
         The posterior, bit for bit.
@@ -121,6 +138,12 @@ def load(path: str | Path, network: nn.Module, *, memory_map: bool = False) -> P
     own_memory = {name: tensor for name, tensor in tensors.items() if name not in mapped}
     posterior.load_state_dict({**posterior.state_dict(), **own_memory})
     _check_likelihood(posterior.likelihood, folder)
+    if config["format"] > 1:
+        check_rates(posterior, config["rates"], str(folder))
+    if config.get("probe") is not None:
+        if probe:
+            check_probe(posterior, config["probe"], str(folder))
+        posterior.inputs_seen.form = config["probe"].get("form")
     return posterior
 
 

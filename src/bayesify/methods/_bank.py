@@ -196,3 +196,4 @@ def inherit(made: Posterior, source: Posterior) -> None:
     made.conversion, made.output_key = source.conversion, source.output_key
     made.origin, made.frozen = dict(source.origin), list(source.frozen)
     made.likelihood = copy.deepcopy(source.likelihood)
+    made.inputs_seen = copy.deepcopy(source.inputs_seen)

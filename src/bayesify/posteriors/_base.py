@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from bayesify._seen import InputsSeen
 from bayesify._tree import batch_rows, call, repeat_rows, split_batch
 from bayesify.likelihoods import Likelihood, as_likelihood
 from bayesify.posteriors._batch_dims import learn_batch_dims
@@ -65,6 +66,7 @@ class Posterior(nn.Module):
         self.default_samples = 20
         self.origin: dict[str, str] = {}
         self.frozen: list[str] = []
+        self.inputs_seen = InputsSeen()
         self.noise = Noise()
 
     # -- passes ---------------------------------------------------------------------------------------------
@@ -76,6 +78,7 @@ class Posterior(nn.Module):
             if not rows:  # nothing in it is random, and it does not show where the batch is
                 with self.noise.mode(silent=True):
                     return self._run(args, kwargs)
+            self.inputs_seen.note(args, kwargs)
             self._learn_batch_dims(args, kwargs)
             with self.noise.one_pass(rows):
                 return self._run(args, kwargs)
@@ -137,6 +140,7 @@ class Posterior(nn.Module):
         rows = batch_rows(inputs)
         noise = self.noise
         args, kwargs = call(lambda *args, **kwargs: (args, kwargs), inputs)
+        self.inputs_seen.note(args, kwargs)
         with noise.mode(keys=tuple(keys)):
             self._learn_batch_dims(args, kwargs)
             if tiled:
