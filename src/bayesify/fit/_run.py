@@ -140,7 +140,8 @@ class Run:
             self.epoch_random = random_state(*self._loaders)
             survey.reset()
         else:
-            restore_random_state(saved["random"][self.engine.rank]["epoch"], *self._loaders)
+            self.epoch_random = saved["random"][self.engine.rank]["epoch"]
+            restore_random_state(self.epoch_random, *self._loaders)
         state = self.progress
         batches = iter(self.loader)
         for _ in range(state.step):
