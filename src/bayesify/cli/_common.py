@@ -82,8 +82,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "--model",
         required=True,
         metavar="MODULE:FACTORY",
-        help="a function or class that returns the torch.nn.Module, as package.module:name; looked for in the present "
-        "folder too",
+        help="a function or class that returns the torch.nn.Module, as package.module:name; the present folder is "
+        "looked into after the installed packages",
     )
     group.add_argument(
         "--model-arg",
@@ -95,8 +95,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--weights",
         metavar="FILE",
-        help="the trained weights: .safetensors, or a .pt/.pth state dict, which is read without running code; not "
-        "needed if the factory returns a trained network",
+        help="the trained weights: .safetensors, or from torch 2.10 on a .pt/.pth state dict, which is read without "
+        "running code; not needed if the factory returns a trained network",
     )
     group.add_argument("--device", default="cpu", help="where to compute, as cpu or cuda:1 (default: %(default)s)")
 

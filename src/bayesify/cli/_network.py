@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.torch_version import TorchVersion
 
 from bayesify._files import read_tensors
 from bayesify.cli._common import JobError, UsageError
@@ -19,8 +20,15 @@ from bayesify.cli._settings import parse_arguments
 __all__ = ["find_object", "load_network", "load_weights"]
 
 
+# Before it, files that torch.load(weights_only=True) read could still run code or write outside their memory
+# (CVE-2025-32434, CVE-2026-24747).
+SAFE_TORCH = "2.10"
+
+
 def find_object(spec: str, option: str) -> Any:
-    """Import `package.module:name`; the present folder counts as importable.
+    """Import `package.module:name`, from the present folder if no installed module has the name.
+
+    The folder is looked into last: a file in it never takes the place of a package that is imported later.
 
     >>> find_object("math:sqrt", "--model")(4.0)
     2.0
@@ -32,7 +40,7 @@ def find_object(spec: str, option: str) -> Any:
         )
     folder = os.getcwd()
     if folder not in sys.path:
-        sys.path.insert(0, folder)
+        sys.path.append(folder)
     try:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -47,8 +55,9 @@ def find_object(spec: str, option: str) -> Any:
     for part in path.split("."):
         if not hasattr(found, part):
             there = [name for name, value in vars(found).items() if callable(value) and not name.startswith("_")]
+            where = getattr(sys.modules[module_name], "__file__", None) or "built into Python"
             raise UsageError(
-                f"{option}: {module_name} has no {path!r}; it has {', '.join(there[:20]) or 'no functions'}"
+                f"{option}: {module_name} ({where}) has no {path!r}; it has {', '.join(there[:20]) or 'no functions'}"
             )
         found = getattr(found, part)
     return found
@@ -95,6 +104,12 @@ def load_weights(network: nn.Module, path: Path) -> None:
 def _read_torch(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise JobError(f"There is no file {path}.")
+    if TorchVersion(torch.__version__) < SAFE_TORCH:
+        raise JobError(
+            f"{path} is a pickle, and reading one can run code before torch {SAFE_TORCH}; here is torch "
+            f"{torch.__version__}. Upgrade torch, or, where you trust the file, save its weights as safetensors: "
+            "safetensors.torch.save_file(network.state_dict(), 'weights.safetensors')."
+        )
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:

@@ -22,7 +22,7 @@ examples:
   bayesify compare --model my_project.models:make_network --weights network.safetensors \\
       --data my_project.data:load --foreign fashion-mnist --method mc-dropout --method swag \\
       --set swag.rank=10 --calibrate --report comparison.html
-  bayesify compare --model nets:cnn --weights cnn.pt --data digits --posterior a --posterior b
+  bayesify compare --model nets:cnn --weights cnn.safetensors --data digits --posterior a --posterior b
 
 The plain network is always the first row, 'map'. A method that fails does not stop the others: its
 line says why, and the exit code is 1. --calibrate adds a calibrated row for each."""

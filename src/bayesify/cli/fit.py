@@ -21,7 +21,7 @@ EPILOG = """\
 examples:
   bayesify fit --model my_project.models:make_network --weights network.safetensors \\
       --data my_project.data:load --method swag --set rank=10 --calibrate --out posterior
-  bayesify fit --model nets:cnn --weights cnn.pt --data mnist --method mc-dropout \\
+  bayesify fit --model nets:cnn --weights cnn.safetensors --data mnist --method mc-dropout \\
       --set p=0.1 --set insert_before=linear --epochs 5 --out mnist-dropout
 
 It writes what the method added to the network into the folder of --out; 'bayesify evaluate',

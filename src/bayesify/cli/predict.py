@@ -30,7 +30,7 @@ EPILOG = """\
 examples:
   bayesify predict --posterior posterior --model my_project.models:make_network \\
       --weights network.safetensors --data my_project.data:load --out predictions.csv
-  bayesify predict --method map --model nets:cnn --weights cnn.pt --data digits --out predictions.jsonl
+  bayesify predict --method map --model nets:cnn --weights cnn.safetensors --data digits --out predictions.jsonl
 
 Classification: index, label, confidence, total, aleatoric, epistemic (uncertainties in nats).
 Regression: index, mean, std, aleatoric, epistemic (variances). Lines are in the order of the data."""
