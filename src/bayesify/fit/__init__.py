@@ -13,8 +13,9 @@ from bayesify._modes import modes_kept
 from bayesify.fit._engine import Precision, make_engine
 from bayesify.fit._health import NonFiniteError
 from bayesify.fit._history import EpochRecord, History
+from bayesify.fit._identity import length
 from bayesify.fit._random import global_generators_kept
-from bayesify.fit._run import Run, length
+from bayesify.fit._run import Run
 from bayesify.likelihoods import Likelihood
 from bayesify.methods import UncertaintyRegulariser
 from bayesify.posteriors import Posterior, require_posterior
@@ -64,7 +65,8 @@ def fit(
         accumulate: How many batches make one step.
         clip_norm: The largest norm of the gradient.
         precision: Autocast to "bf16", or on a GPU "fp16"; None computes in the parameters' own type.
-        checkpoint: A folder to keep the state of the run in.
+        checkpoint: A folder to keep the state of the run in. It belongs to the run: started with another network, method,
+            data in memory or settings, `fit` raises and says what differs.
         checkpoint_steps: Write it every so many batches too, not only after epochs.
         log_dir: A folder for TensorBoard event files; needs `bayesify[logs]`.
         accuracy_tolerance: Warn if the accuracy falls by more than this against the original network.

@@ -9,22 +9,37 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch.optim import Optimizer
 
 from bayesify._progress import bar
 from bayesify._tree import inputs_of, to_device
-from bayesify.fit._checkpoint import Checkpoint, Progress
+from bayesify.fit._checkpoint import ANEW, Checkpoint, Progress, Saved
 from bayesify.fit._engine import Engine
 from bayesify.fit._health import accuracy, check_finite, validation_nll, warn_if_worse
 from bayesify.fit._history import EpochRecord, History
+from bayesify.fit._identity import (
+    describe_data,
+    describe_likelihood,
+    describe_optimiser,
+    describe_start,
+    length,
+    state_tensors,
+)
 from bayesify.fit._log import Log, open_log
 from bayesify.fit._paired import Paired
+from bayesify.fit._probe import make_probe, probe_difference
 from bayesify.fit._random import generators, random_state, restore_random_state, seed_all
 from bayesify.methods import Stage, Survey, UncertaintyRegulariser
 from bayesify.posteriors import LossTerms, Posterior
 
-__all__ = ["Run", "length"]
+__all__ = ["Run"]
+
+COMPARED = ("epochs", "patience", "seed", "num_data", "accumulate", "clip_norm")
+# What the run in a folder began with, for posteriors that were in one: fit again, after an interrupt in a notebook, it
+# goes on, though the posterior is no longer what it was.
+_STARTS: WeakKeyDictionary[Posterior, dict[Path, dict[str, Any]]] = WeakKeyDictionary()
 
 
 @dataclass(kw_only=True)
@@ -59,36 +74,16 @@ class Run:
         self.epoch_random: dict[str, Any] = {}  # decides the order of the data in the present epoch
         self.log = Log()
         self.batches = self.steps_per_epoch = 0
-        settings = {
-            "method": self.method.to_dict(),
-            "likelihood": self.posterior.likelihood.kind,
-            "epochs": self.epochs,
-            "patience": self.patience,
-            "seed": self.seed,
-            "num_data": self.num_data,
-            "batches": length(self.loader),
-            "accumulate": self.accumulate,
-            "clip_norm": self.clip_norm,
-            "precision": None if self.engine.dtype is None else str(self.engine.dtype),
-            "processes": self.engine.processes,
-            "generators": len(generators(self.loader)),
-        }
-        if self.ood_loader is not None:
-            settings["ood"] = {
-                "batches": length(self.ood_loader),
-                "regulariser": asdict(self.regulariser or UncertaintyRegulariser()),
-                "generators": len(generators(self.ood_loader)),
-            }
-        self.checkpoint = Checkpoint(self.checkpoint_folder, settings)
+        self.probe: dict[str, Any] | None = None
+        self.checkpoint = Checkpoint(self.checkpoint_folder)
 
     # -- the run --------------------------------------------------------------------------------------------
 
     def all_stages(self, accuracy_tolerance: float) -> History:
         """Run, or go on with, all stages, and what comes after them."""
-        saved = self.checkpoint.load(self.posterior)
+        saved = self._resume()
         if saved is not None:
-            self.history = History.from_dict(saved["history"])
-            self.progress = Progress(**saved["progress"])
+            self.history, self.progress = saved.history, saved.progress
         if self.progress.done:
             return self.history
         survey = self.method.survey(self.posterior, self.num_data)
@@ -115,7 +110,55 @@ class Run:
             self.log.close()
         return self.history
 
-    def _all_epochs(self, stages: list[Stage], saved: dict[str, Any] | None) -> None:
+    def _resume(self) -> Saved | None:
+        """Put the posterior where the checkpoint is, if there is one and it is of this run."""
+        checkpoint, posterior = self.checkpoint, self.posterior
+        if checkpoint.folder is None:
+            return None
+        saved, folder = checkpoint.read(), checkpoint.folder.resolve()
+        known = None if saved is None else _STARTS.get(posterior, {}).get(folder)
+        start = known or describe_start(posterior)
+        settings = {
+            **{
+                name: getattr(self, name)
+                for name in ("epochs", "patience", "seed", "num_data", "accumulate", "clip_norm")
+            },
+            "method": self.method.to_dict(),
+            "likelihood": describe_likelihood(posterior.likelihood),
+            "precision": None if self.engine.dtype is None else str(self.engine.dtype),
+            "processes": self.engine.processes,
+            "optimiser": self._caller_optimiser(),
+            "loader": describe_data(self.loader),
+            "val_loader": describe_data(self.val_loader),
+            "ood_loader": describe_data(self.ood_loader),
+            "regulariser": None if self.ood_loader is None else asdict(self.regulariser or UncertaintyRegulariser()),
+            "start": start,
+        }
+        # The first process's: the others' posteriors were set to its when the engine was made.
+        checkpoint.set_settings(self.engine.gather(settings)[0])
+        if saved is not None:
+            checkpoint.check(saved)
+            self.probe = saved.parts["probe"]
+            other = None if known or self.probe is None else probe_difference(posterior, self.probe)
+            if other is not None:
+                raise ValueError(
+                    f"{checkpoint.path} belongs to another run: its network computed other outputs from the same "
+                    f"weights and inputs (by {other:.2g}), as with another activation or order of layers. Give the "
+                    f"same network to go on with it, {ANEW}."
+                )
+            checkpoint.restore(posterior, saved.tensors)
+        if self.engine.rank == 0:
+            checkpoint.clean()
+        _STARTS.setdefault(posterior, {})[folder] = start
+        return saved
+
+    def _caller_optimiser(self) -> dict[str, Any] | None:
+        if not self.epochs or self.make_optimiser == self.method.make_optimiser:
+            return None
+        self._seed(0, -1, shared=True)
+        return describe_optimiser(self.make_optimiser(self.method.stages(self.posterior)[0].groups))
+
+    def _all_epochs(self, stages: list[Stage], saved: Saved | None) -> None:
         self._seed(0, -1, shared=True)  # Accelerate may seed the order of the data now
         with self.engine.sharded(self.loader) as shard, self._foreign_shard() as foreign:
             self.batches = length(shard)
@@ -123,7 +166,7 @@ class Run:
                 shard = Paired(shard, foreign)
             self.steps_per_epoch = -(-self.batches // self.accumulate)
             if saved is not None:
-                restore_random_state(saved["random"][self.engine.rank]["now"], *self._loaders)
+                restore_random_state(saved.parts["random"][self.engine.rank]["now"], *self._loaders)
             for index in range(self.progress.stage, len(stages)):
                 with stages[index].context():
                     self._stage(index, stages[index], shard, saved)
@@ -132,7 +175,7 @@ class Run:
             self.posterior.train()
             self.method.finish(self.posterior, self.loader, lambda items: bar(items, "finish", shown=self.shown))
 
-    def _survey(self, survey: Survey, stage: int, saved: dict[str, Any] | None) -> None:
+    def _survey(self, survey: Survey, stage: int, saved: Saved | None) -> None:
         """Make, or go on with, the pass after the epochs; every process makes all of it, and comes to the same."""
         if saved is None:
             self.progress, self.sums = Progress(stage=stage), {}
@@ -140,14 +183,14 @@ class Run:
             self.epoch_random = random_state(*self._loaders)
             survey.reset()
         else:
-            self.epoch_random = saved["random"][self.engine.rank]["epoch"]
+            self.epoch_random = saved.parts["random"][self.engine.rank]["epoch"]
             restore_random_state(self.epoch_random, *self._loaders)
         state = self.progress
         batches = iter(self.loader)
         for _ in range(state.step):
             next(batches)
         if saved is not None:
-            restore_random_state(saved["random"][self.engine.rank]["now"], *self._loaders)
+            restore_random_state(saved.parts["random"][self.engine.rank]["now"], *self._loaders)
         self.posterior.eval()
         for batch in bar(batches, "survey", shown=self.shown, total=length(self.loader), initial=state.step):
             survey.look(to_device(batch, self.engine.device))
@@ -158,29 +201,23 @@ class Run:
             raise ValueError("The loader gave no batch. Check its data set, batch size and drop_last.")
         survey.end(self.val_loader)
 
-    def _stage(self, index: int, stage: Stage, loader: Iterable[Any], saved: dict[str, Any] | None) -> None:
+    def _stage(self, index: int, stage: Stage, loader: Iterable[Any], saved: Saved | None) -> None:
         if not any(parameter.requires_grad for group in stage.groups for parameter in group["params"]):
             raise ValueError(f"There is nothing to train in {stage.name}: every parameter is frozen.")
         self._seed(index, -1, shared=True)  # what an optimiser draws when it is made is the same in every process
         optimiser = self.make_optimiser(stage.groups)
         self.method.prepare_optimiser(self.posterior, optimiser, self.num_data)
         schedule = self.method.make_schedule(optimiser, self.epochs * self.steps_per_epoch)
-        kind = type(optimiser).__name__
         optimiser = self.engine.prepare(optimiser)
         best = None
         if saved is None:
-            self.progress = Progress(stage=index, optimiser=kind)
+            self.progress = Progress(stage=index)
         else:
-            if self.progress.optimiser != kind:
-                raise ValueError(
-                    f"The checkpoint was written with the optimiser {self.progress.optimiser}, and now it is {kind}. "
-                    "Give the same optimiser, or another folder to begin anew."
-                )
-            optimiser.load_state_dict(saved["optimiser"])
-            schedule.load_state_dict(saved["schedule"])
-            self.engine.scaler.load_state_dict(saved["scaler"])
+            optimiser.load_state_dict(saved.parts["optimiser"])
+            schedule.load_state_dict(saved.parts["schedule"])
+            self.engine.scaler.load_state_dict(saved.parts["scaler"])
             if self.patience is not None and self.progress.best_nll is not None:
-                best = self.checkpoint.load_best(index)
+                best = self.checkpoint.read_best(index)
         state = self.progress
         while state.epoch < self.epochs:
             if self.patience is not None and state.epoch - state.best_epoch >= self.patience:
@@ -191,13 +228,13 @@ class Run:
             if val_nll is not None and (state.best_nll is None or val_nll < state.best_nll):
                 state.best_nll, state.best_epoch = val_nll, state.epoch
                 if self.patience is not None:
-                    best = {name: tensor.detach().clone() for name, tensor in self.posterior.state_dict().items()}
+                    best = {name: tensor.detach().clone() for name, tensor in state_tensors(self.posterior).items()}
                     if self.engine.rank == 0:
                         self.checkpoint.save_best(self.posterior, index)
             self._record(stage, optimiser, val_nll)
             self._save(optimiser, schedule)
         if best is not None:
-            self.posterior.load_state_dict(best)
+            self.checkpoint.restore(self.posterior, best)
 
     def _epoch(
         self,
@@ -205,7 +242,7 @@ class Run:
         loader: Iterable[Any],
         optimiser: Optimizer,
         schedule: Any,
-        saved: dict[str, Any] | None,
+        saved: Saved | None,
     ) -> None:
         """Run one epoch, or the rest of one."""
         state = self.progress
@@ -216,13 +253,13 @@ class Run:
             self.epoch_random = random_state(*self._loaders)
         else:
             self.sums = dict(state.sums)
-            self.epoch_random = saved["random"][self.engine.rank]["epoch"]
+            self.epoch_random = saved.parts["random"][self.engine.rank]["epoch"]
             restore_random_state(self.epoch_random, *self._loaders)
         batches = iter(loader)
         for _ in range(state.step):  # the same order of data as before, without the steps that were done
             next(batches)
         if saved is not None:
-            restore_random_state(saved["random"][self.engine.rank]["now"], *self._loaders)
+            restore_random_state(saved.parts["random"][self.engine.rank]["now"], *self._loaders)
         label = f"{stage.name} epoch {state.epoch + 1}/{self.epochs}"
         shown = bar(batches, label, shown=self.shown, total=self.batches, initial=state.step)
         optimiser.zero_grad(set_to_none=True)
@@ -341,8 +378,12 @@ class Run:
         state.step = 0
 
     def _measure_before(self) -> None:
+        first: list[Any] = []
         with self._measuring():
-            found = accuracy(self.posterior, self._sample, original=True, max_batches=self._sample_size)
+            sample = _keep_first(self._sample, first)
+            found = accuracy(self.posterior, sample, original=True, max_batches=self._sample_size)
+            if self.checkpoint.folder is not None and first:
+                self.probe = make_probe(self.posterior, first[0])
         self.history.accuracy_before = found[0] if found else None
 
     def _measure_after(self, tolerance: float) -> None:
@@ -371,14 +412,13 @@ class Run:
         self.progress.sums = {name: float(value) for name, value in self.sums.items()}
         if self.engine.rank == 0:
             parts = {
-                "history": self.history.to_dict(),
-                "progress": asdict(self.progress),
+                "probe": self.probe,
                 "optimiser": None if optimiser is None else optimiser.state_dict(),
                 "schedule": None if schedule is None else _plain(schedule.state_dict()),
                 "scaler": self.engine.scaler.state_dict(),
                 "random": random,
             }
-            self.checkpoint.save(self.posterior, parts)
+            self.checkpoint.save(self.posterior, self.progress, self.history, parts)
         self.engine.wait()
 
 
@@ -387,12 +427,9 @@ def _plain(state: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in state.items() if key != "lr_lambdas"} | {"lr_lambdas": [None]}
 
 
-def length(loader: Iterable[Any]) -> int:
-    """Return the number of batches of a loader."""
-    try:
-        return len(loader)  # type: ignore[arg-type]
-    except TypeError as error:
-        raise TypeError(
-            "The loader has no length, so schedules and the progress cannot be known. Give a DataLoader over a data "
-            "set with a length, or a list of batches."
-        ) from error
+def _keep_first(loader: Iterable[Any], first: list[Any]) -> Iterator[Any]:
+    """Give the batches of a loader, and put the first into a list."""
+    for batch in loader:
+        if not first:
+            first.append(batch)
+        yield batch
