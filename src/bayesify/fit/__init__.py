@@ -65,8 +65,8 @@ def fit(
         accumulate: How many batches make one step.
         clip_norm: The largest norm of the gradient.
         precision: Autocast to "bf16", or on a GPU "fp16"; None computes in the parameters' own type.
-        checkpoint: A folder to keep the state of the run in. It belongs to the run: started with another network, method,
-            data in memory or settings, `fit` raises and says what differs.
+        checkpoint: A folder to keep the state of the run in. It belongs to the run: started with another network,
+            method, data in memory or settings, `fit` raises and says what differs.
         checkpoint_steps: Write it every so many batches too, not only after epochs.
         log_dir: A folder for TensorBoard event files; needs `bayesify[logs]`.
         accuracy_tolerance: Warn if the accuracy falls by more than this against the original network.

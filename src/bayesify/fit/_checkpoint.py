@@ -17,6 +17,7 @@ from bayesify.posteriors import Posterior
 __all__ = ["ANEW", "Checkpoint", "Progress", "Saved"]
 
 FORMAT = 2
+PARTS = {"optimiser", "probe", "random", "scaler", "schedule"}
 ANEW = "or another folder (or delete the file) to begin anew"
 
 
@@ -114,6 +115,8 @@ class Checkpoint:
         """Return what the checkpoint holds, every byte checked, or None where there is none."""
         if self.folder is None or not self.path.exists():
             return None
+        if not self.path.is_file():
+            raise FileError(f"{self.path} is no file. Delete it, or give another folder.")
         tensors, header = self._read()
         if header.get("format") != FORMAT:
             raise FileError(
@@ -124,6 +127,8 @@ class Checkpoint:
             parts = unpack(header["tree"], tensors)
             history, progress = History.from_dict(parts.pop("history")), Progress(**parts.pop("progress"))
             settings = dict(header["settings"])
+            if parts.keys() != PARTS:
+                raise ValueError(f"it has {sorted(parts)}")
         except Exception as error:
             raise FileError(
                 f"{self.path} holds something else than a run ({type(error).__name__}: {error}). Copy it again, or "
