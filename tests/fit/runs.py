@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import random
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler, get_worker_info
 
 import bayesify
-from bayesify import MAP, SWAG, DeepEnsemble, Method
+from bayesify import MAP, SGLD, SWAG, BayesAdapter, DeepEnsemble, Laplace, Method, UncertaintyRegulariser
+from tests.conformance.cases import CASES
+
+if not hasattr(os, "fork"):
+    import pytest
+
+    pytest.skip("the processes here are forked", allow_module_level=True)
 
 ROWS, CLASSES = 22, 3
 # A process is then there in milliseconds, with torch imported, and what torch's optimisers import at their first step.
@@ -47,6 +54,19 @@ class Events:
         os.replace = watched
         # A killed process loses nothing that it wrote, only a power cut does: so that tests need not wait for disks.
         os.fsync = lambda handle: self.happen("sync")
+
+
+class Calls:
+    """Ends this process with SIGKILL at the call of the given number, of any function of Python's or C's, from 1."""
+
+    def __init__(self, kill_at: int | None) -> None:
+        self.kill_at = kill_at
+        self.count = 0
+
+    def __call__(self, frame: Any, event: str, argument: Any) -> None:
+        self.count += 1
+        if self.count == self.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Points(Dataset[tuple[Tensor, Tensor]]):
@@ -86,6 +106,7 @@ def _scenario(
     *,
     augment: bool = False,
     validate: bool = False,
+    foreign: bool = False,
     loader: dict[str, Any] | None = None,
     **options: Any,
 ) -> Callable[[Events], tuple[Method, DataLoader[Any], dict[str, Any]]]:
@@ -94,6 +115,8 @@ def _scenario(
         data = DataLoader(Points(events, augment=augment), batch_size=4, **own)
         if validate:
             options["val_loader"] = DataLoader(Points(events, augment=False, rows=9), batch_size=4, shuffle=True)
+        if foreign:
+            options["ood_loader"] = DataLoader(Points(events, augment=True, rows=10), batch_size=4, shuffle=True)
         return method, data, options
 
     return build
@@ -134,29 +157,52 @@ SCENARIOS = {
         checkpoint_steps=2,
     ),
 }
+# Each method, in every structure it has, with all that can be in the way.
+EVERY_METHOD = {
+    **{
+        case.name: _scenario(case.noisy, checkpoint_steps=1, **({"epochs": 2} if case.noisy.epochs else {}))
+        for case in CASES
+    },
+    "sgld, chains apart": _scenario(
+        SGLD(num_samples=2, chains=3, kind="sghmc", lr=0.1, weight_decay=0.0), epochs=2, checkpoint_steps=2
+    ),
+    "laplace, trained and validated": _scenario(
+        Laplace(structure="diagonal", lr=0.1), validate=True, epochs=2, patience=1, checkpoint_steps=2
+    ),
+    "bayes-adapter, foreign inputs": _scenario(
+        BayesAdapter(start_std=(0.05, 0.1)), foreign=True, epochs=2, checkpoint_steps=1,
+        regulariser=UncertaintyRegulariser(threshold=0.5),
+    ),
+}  # fmt: skip
 
 
-def work(name: str, folder: Path | None, result: Path, kill_at: int | None) -> None:
+def work(name: str, folder: Path | None, result: Path, kill_at: int | None, anywhere: bool) -> None:
     """Run a scenario to its end and write down what came out, or die on the way."""
     torch.set_num_threads(1)
-    events = Events(kill_at)
-    method, data, options = SCENARIOS[name](events)
+    events, calls = Events(None if anywhere else kill_at), Calls(kill_at)
+    method, data, options = {**SCENARIOS, **EVERY_METHOD}[name](events)
     posterior = bayesify.convert(network(), method)
     register_optimizer_step_post_hook(lambda *_: events.happen("step"))
     events.watch_files()
+    if anywhere:
+        sys.setprofile(calls)
     history = bayesify.fit(
         posterior, data, checkpoint=folder, seed=5, progress=False, accuracy_tolerance=1.0, **options
     )
+    sys.setprofile(None)
     records = [{**vars(record), "seconds": None} for record in history.epochs]
     numbers = (records, history.accuracy_before, history.accuracy_after)
-    torch.save({"state": posterior.state_dict(), "numbers": numbers, "events": events.seen}, result)
+    found = {"state": posterior.state_dict(), "numbers": numbers, "events": events.seen, "calls": calls.count}
+    torch.save(found, result)
 
 
-def run(name: str, folder: Path, kill_at: int | None = None, *, checkpoint: bool = True) -> dict[str, Any] | None:
-    """Run a scenario in a process of its own; None where it was killed."""
+def run(
+    name: str, folder: Path, kill_at: int | None = None, *, checkpoint: bool = True, anywhere: bool = False
+) -> dict[str, Any] | None:
+    """Run a scenario in a process of its own; None where it was killed: at an event, or `anywhere` at a call."""
     folder.mkdir(exist_ok=True)
     result = folder / "result.pt"
-    process = FORKS.Process(target=work, args=(name, folder if checkpoint else None, result, kill_at))
+    process = FORKS.Process(target=work, args=(name, folder if checkpoint else None, result, kill_at, anywhere))
     process.start()
     process.join(60)
     if process.is_alive():
