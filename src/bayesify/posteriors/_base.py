@@ -107,7 +107,7 @@ class Posterior(nn.Module):
 
     def drawn_tensors(self, key: Key) -> dict[str, Tensor]:
         """Return what a draw puts in place of the tensors of `plain_network`, by name."""
-        with self.noise.mode(keys=(key,)):
+        with self.noise.lock, self.noise.mode(keys=(key,)):
             return self.tensors()
 
     def plain_network(self) -> nn.Module | None:
@@ -141,7 +141,7 @@ class Posterior(nn.Module):
         noise = self.noise
         args, kwargs = call(lambda *args, **kwargs: (args, kwargs), inputs)
         self.inputs_seen.note(args, kwargs)
-        with noise.mode(keys=tuple(keys)):
+        with noise.lock, noise.mode(keys=tuple(keys)):
             self._learn_batch_dims(args, kwargs)
             if tiled:
                 args, kwargs = repeat_rows((args, kwargs), len(keys))
@@ -184,7 +184,9 @@ class Posterior(nn.Module):
     def mean(self) -> Iterator[Posterior]:
         """Switch the noise off for a while.
 
-        The network then is the one at the posterior's mean; the mode before returns in any case.
+        The network then is the one at the posterior's mean; the mode before returns in any case. Like every mode, it is
+        that of the thread or asyncio task which entered it, and of the tasks that this one starts inside; others are
+        neither changed nor kept waiting. A generator that is suspended inside lends it to its caller meanwhile.
         """
         self._check_mean()
         with self.noise.mode(silent=True):

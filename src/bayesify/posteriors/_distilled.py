@@ -177,7 +177,7 @@ class DistilledPosterior(GeneratorPosterior):
 
     def reference(self, inputs: Any) -> Tensor:
         """Return what the network that the chains began from returns."""
-        with self.noise.mode(silent=True):
+        with self.noise.lock, self.noise.mode(silent=True):
             return self.read(call(self.network, inputs))
 
     # -- state --------------------------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ class MembersPosterior(Posterior):
 
     def reference(self, inputs: Any) -> Tensor:
         """Return what the shared network returns, which is no member's training's result."""
-        with self.noise.mode(silent=True):
+        with self.noise.lock, self.noise.mode(silent=True):
             return self.read(call(self.network, inputs))
 
     @property

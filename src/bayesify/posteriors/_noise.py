@@ -16,12 +16,14 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+
+from bayesify.posteriors._mode_stack import ModeStack
 
 __all__ = ["BatchDim", "Key", "Noise", "NoiseTerms", "ShapeError", "generator_for"]
 
@@ -95,20 +97,17 @@ class NoiseTerms:
 class Noise:
     """The noise of one posterior: its mode, and the random numbers of its layers.
 
-    All of it is transient: copies and pickles of a posterior start in the fresh mode. A lock is held while a
-    mode is set and during each pass, so that threads that share a posterior cannot see each other's mode.
+    All of it is transient: copies and pickles of a posterior start in the fresh mode. A lock is held during each
+    pass, which has the network to itself; modes are those of who runs it, see `ModeStack`.
     """
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.silent = False
-        self.keys: tuple[Key, ...] = ()
-        self.member: int | None = None
-        self.foreign = 0  # how many of the last rows are foreign inputs, which must not enter statistics
-        self.assigned: Tensor | None = None  # the component of each row of a fresh pass, where there are components
+        self.modes = ModeStack()
         self.fired = False
         self._rows = 0
         self._folded = False
+        self._pass_mode: tuple[bool, tuple[Key, ...]] | None = None  # silent, keys; looked for once in a pass
+        self._runner: int | None = None  # the thread of the present pass
         # Where the batch is, by site; None before the first draw. Sites that are not in it go by shape.
         self.batch_dims: dict[str, BatchDim] | None = None
         self._shapes: dict[str, torch.Size] | None = None
@@ -128,36 +127,54 @@ class Noise:
         """Pickle as a new, fresh noise."""
         return (Noise, ())
 
-    @contextmanager
-    def mode(self, *, silent: bool = False, keys: tuple[Key, ...] = ()) -> Iterator[None]:
+    @property
+    def lock(self) -> Any:
+        """Return the lock that a pass holds."""
+        return self.modes.lock
+
+    @property
+    def silent(self) -> bool:
+        """Whether there is no noise now."""
+        return bool(self.modes.present("silent", False))
+
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """Return the present draws; none in a fresh pass."""
+        found: tuple[Key, ...] = self.modes.present("keys", ())
+        return found
+
+    @property
+    def member(self) -> int | None:
+        """Return the present member; None where none is chosen."""
+        found: int | None = self.modes.present("member", None)
+        return found
+
+    @property
+    def foreign(self) -> int:
+        """Return how many of the last rows are foreign inputs, which must not enter statistics."""
+        return int(self.modes.present("foreign", 0))
+
+    @property
+    def assigned(self) -> Tensor | None:
+        """Return the component of each row of a fresh pass, where there are components and they were given."""
+        found: Tensor | None = self.modes.present("assigned", None)
+        return found
+
+    def mode(self, *, silent: bool = False, keys: tuple[Key, ...] = ()) -> AbstractContextManager[None]:
         """Set the mode for a while: silent, drawn (keys), or fresh (neither)."""
-        with self.lock:
-            before = (self.silent, self.keys)
-            self.silent, self.keys = silent, keys
-            try:
-                yield
-            finally:
-                self.silent, self.keys = before
+        return self.modes.enter(silent=silent, keys=keys)
 
-    @contextmanager
-    def of_member(self, member: int | None) -> Iterator[None]:
+    def of_member(self, member: int | None) -> AbstractContextManager[None]:
         """Fix the member for a while."""
-        with self.lock:
-            before, self.member = self.member, member
-            try:
-                yield
-            finally:
-                self.member = before
+        return self.modes.enter(member=member)
 
-    @contextmanager
-    def foreign_rows(self, count: int) -> Iterator[None]:
+    def foreign_rows(self, count: int) -> AbstractContextManager[None]:
         """Mark the last rows of the passes inside as foreign."""
-        with self.lock:
-            before, self.foreign = self.foreign, count
-            try:
-                yield
-            finally:
-                self.foreign = before
+        return self.modes.enter(foreign=count)
+
+    def of_components(self, assigned: Tensor) -> AbstractContextManager[None]:
+        """Give the rows of the passes inside these components."""
+        return self.modes.enter(assigned=assigned)
 
     @contextmanager
     def one_pass(self, rows: int, *, folded: bool = False) -> Iterator[None]:
@@ -166,16 +183,18 @@ class Noise:
         A pass inside a pass (a posterior made of a posterior) belongs to the outer one.
         """
         with self.lock:
-            if self._rows:
-                yield
-                return
-            before = (self._rows, self._folded, self.fired)
-            self._rows, self._folded, self.fired = rows, folded, False
-            self._calls.clear()
+            before = (self._rows, self._folded, self.fired, self._runner, self._pass_mode)
+            self._runner, self._pass_mode = threading.get_ident(), (self.silent, self.keys)
+            inner = self._rows > 0
+            if not inner:
+                self._rows, self._folded, self.fired = rows, folded, False
+                self._calls.clear()
             try:
                 yield
             finally:
-                self._rows, self._folded, self.fired = before
+                if inner:
+                    before = (self._rows, self._folded, self.fired, *before[3:])
+                self._rows, self._folded, self.fired, self._runner, self._pass_mode = before
 
     @property
     def rows(self) -> int:
@@ -225,15 +244,16 @@ class Noise:
         site = self._called(site)
         if self._shapes is not None:
             self._shapes[site] = x.shape
-        if self.silent:
+        silent, keys = self._present()
+        if silent:
             return x
         self.fired = True
-        if not self.keys and channel_dim is None:
+        if not keys and channel_dim is None:
             return combine(x, _random(list(x.shape), law, x, None))
-        shared = not self.keys and not per_example
+        shared = not keys and not per_example
         if shared or (self.batch_dims or {}).get(site) == BatchDim(None):
             return self._perturb_without_batch(x, combine, site, law, channel_dim)
-        draws, rows = max(len(self.keys), 1), self._rows
+        draws, rows = max(len(keys), 1), self._rows
         batch_dim, copies = self._find_batch(x, site, draws)
         before, after = x.shape[:batch_dim], x.shape[batch_dim + 1 :]
         inner = x.shape[batch_dim] // (copies * rows)
@@ -243,7 +263,7 @@ class Noise:
             shape = [1] * len(shape)
             for channel in _positions(channel_dim, x.ndim):
                 shape[channel if channel < batch_dim else channel + 2] = x.shape[channel]
-        if self.keys:
+        if keys:
             noise = self._drawn(site, shape, law, x).movedim(0, batch_dim).flatten(batch_dim, batch_dim + 1)
             self._folded = True
         else:
@@ -256,10 +276,14 @@ class Noise:
 
         None in every other mode: `perturb` has to be called then.
         """
-        if self.silent or len(self.keys) != 1 or self._shapes is not None:
+        silent, keys = self._present()
+        if silent or len(keys) != 1 or self._shapes is not None:
             return None
         self.fired = True
         return self._drawn(self._called(site), shape, law, like)[0]
+
+    def _present(self) -> tuple[bool, tuple[Key, ...]]:
+        return self._pass_mode or (self.silent, self.keys)
 
     def _called(self, site: str) -> str:
         # A layer that forward uses in several places has noise of its own in each.
@@ -274,13 +298,14 @@ class Noise:
         law: Law,
         channel_dim: int | tuple[int, ...] | None,
     ) -> Tensor:
-        if len(self.keys) > 1:
+        _, keys = self._present()
+        if len(keys) > 1:
             raise ShapeError(f"Layer {site!r} acts on something without a batch, so draws cannot share a pass.")
         shape = list(x.shape)
         if channel_dim is not None:
             channels = _positions(channel_dim, x.ndim)
             shape = [size if dim in channels else 1 for dim, size in enumerate(shape)]
-        noise = self._drawn(site, shape, law, x)[0] if self.keys else _random(shape, law, x, None)
+        noise = self._drawn(site, shape, law, x)[0] if keys else _random(shape, law, x, None)
         return combine(x, noise)
 
     def _drawn(self, site: str, shape: list[int], law: Law, like: Tensor) -> Tensor:
@@ -291,11 +316,12 @@ class Noise:
         evaluated together with.
         """
         device = like.device
+        _, keys = self._present()
         block = max(1, BLOCK // max(1, math.prod(shape)))
         if block == 1:
-            return torch.stack([_random(shape, law, like, generator_for(key, site, device)) for key in self.keys])
+            return torch.stack([_random(shape, law, like, generator_for(key, site, device)) for key in keys])
         rows = []
-        for key in self.keys:
+        for key in keys:
             first = Key(key.seed, key.index // block)
             wanted = (first, tuple(shape), law, like.dtype, device)
             if self._blocks.get(site, (None,))[0] != wanted:

@@ -185,7 +185,7 @@ class InputMixturePosterior(Posterior):
 
     def reference(self, inputs: Any) -> Tensor:
         """Return what the network returns with every factor at one."""
-        with self.noise.mode(silent=True):
+        with self.noise.lock, self.noise.mode(silent=True):
             return self.read(call(self.network, inputs))
 
     def independent_rows(self, inputs: Any) -> bool:
@@ -257,12 +257,8 @@ class InputMixturePosterior(Posterior):
     @contextmanager
     def assigned(self, components: Tensor) -> Iterator[None]:
         """Give the rows of passes inside these components."""
-        with self.noise.lock:
-            before, self.noise.assigned = self.noise.assigned, components
-            try:
-                yield
-            finally:
-                self.noise.assigned = before
+        with self.noise.of_components(components):
+            yield
 
     @contextmanager
     def of_component(self, component: int) -> Iterator[InputMixturePosterior]:

@@ -117,6 +117,7 @@ class LinearisedPass:
             one = slice_rows(self.inputs, row, row + 1)
             with ExitStack() as stack:
                 stack.enter_context(torch.enable_grad())
+                stack.enter_context(self.posterior.noise.lock)
                 stack.enter_context(_frozen(self.posterior.network))
                 stack.enter_context(law.place(self.posterior.network, {**law.fixed, **law.means, **leaves}))
                 stack.enter_context(self.posterior.noise.mode(silent=True))
@@ -153,6 +154,7 @@ def _random_tensors(posterior: Posterior, law: Law, ledger: Ledger, looped: Any)
     }
     forwards = {module: _noise_forward(module, ledger) for module in law.noisy}
     with (
+        posterior.noise.lock,
         _frozen(network),
         posterior.noise.mode(silent=True),
         patched_forward(forwards),

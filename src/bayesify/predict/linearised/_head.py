@@ -59,7 +59,12 @@ def look(posterior: Posterior, law: Law, inputs: Any) -> tuple[Tensor, Head | No
     ]
     tensors = {**law.fixed, **law.means}
     try:
-        with posterior.noise.mode(silent=True), law.place(posterior.network, tensors), torch.no_grad():
+        with (
+            posterior.noise.lock,
+            posterior.noise.mode(silent=True),
+            law.place(posterior.network, tensors),
+            torch.no_grad(),
+        ):
             outputs = posterior.read(call(posterior.network, slice_rows(inputs, 0, 1)))
     finally:
         for handle in handles:

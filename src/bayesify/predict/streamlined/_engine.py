@@ -90,6 +90,7 @@ class MomentsPass:
         forwards = {module: _noise_forward(module) for module in law.noisy}
         with ExitStack() as stack:
             stack.enter_context(using(self.settings))
+            stack.enter_context(posterior.noise.lock)
             stack.enter_context(posterior.noise.mode(silent=True))
             stack.enter_context(patched_forward(forwards))
             stack.enter_context(law.place(posterior.network, {**law.fixed, **self.weights}))
