@@ -159,6 +159,7 @@ class BankPosterior(Posterior):
 
     def chain_outputs(self, inputs: Any) -> Tensor:
         """Return the outputs of all chains' present states, (C, B, ...): in one vectorised pass where they allow it."""
+        self.noise.guard.watch((id(self), "tensors"), self.sites)
         together = vectorised_outputs(self.network, self.chains, self.read, inputs)
         if together is not None:
             return together
@@ -197,6 +198,7 @@ class BankPosterior(Posterior):
         norms = batch_norms(self.network).values()
         if len(keys) == 1 or tiled or len(self) == 0 or any(norm.training for norm in norms):
             return torch.cat([super(BankPosterior, self).evaluate(inputs, [key]) for key in keys])
+        self.noise.guard.watch((id(self), "tensors"), self.sites)
         together = max(1, TOGETHER // self.samples.shape[1])
         with self.noise.mode(keys=tuple(keys)), self.noise.one_pass(batch_rows(inputs)):
             chunks = [keys[start : start + together] for start in range(0, len(keys), together)]

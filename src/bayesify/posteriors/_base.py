@@ -15,7 +15,8 @@ from bayesify._tree import batch_rows, call, repeat_rows, split_batch
 from bayesify.likelihoods import Likelihood, as_likelihood
 from bayesify.posteriors._batch_dims import learn_batch_dims
 from bayesify.posteriors._noise import Key, Noise, ShapeError
-from bayesify.posteriors._statistics import statistics_apart
+from bayesify.posteriors._recompute import without_guards
+from bayesify.posteriors._statistics import statistics_apart, tracking_norms
 from bayesify.posteriors._swap import find_slots, swapped
 from bayesify.prediction import Prediction
 
@@ -58,6 +59,8 @@ class Posterior(nn.Module):
 
     def __init__(self, network: nn.Module, method: Method) -> None:
         super().__init__()
+        if not isinstance(network, Posterior):
+            without_guards(network)  # of a posterior that it was copied from
         self.network = network
         self.method = method
         self.likelihood: Likelihood = as_likelihood("classification")
@@ -68,6 +71,11 @@ class Posterior(nn.Module):
         self.frozen: list[str] = []
         self.inputs_seen = InputsSeen()
         self.noise = Noise()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Leave behind what belongs to the posterior that this one is a copy of."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        without_guards(self.network)
 
     # -- passes ---------------------------------------------------------------------------------------------
 
@@ -85,7 +93,12 @@ class Posterior(nn.Module):
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         tensors = self.tensors()
-        with statistics_apart(self.network, self.noise.foreign, self.noise.rows):
+        guard, foreign = self.noise.guard, self.noise.foreign
+        if tensors:
+            guard.watch((id(self), "tensors"), self.sites)
+        if foreign:
+            guard.watch((id(self), "norms"), lambda: tracking_norms(self.network).values())
+        with guard.at_rest(), statistics_apart(self.network, foreign, self.noise.rows):
             if not tensors:
                 return self.network(*args, **kwargs)
             if self.noise.slots.keys() != tensors.keys():
@@ -113,7 +126,7 @@ class Posterior(nn.Module):
     def plain_network(self) -> nn.Module | None:
         """Return a copy of the network that is a draw with the draw's tensors in it; None where noise is in layers."""
         inside = any(isinstance(getattr(module, "noise", None), Noise) for module in self.network.modules())
-        return None if inside else copy.deepcopy(self.network)
+        return None if inside else without_guards(copy.deepcopy(self.network))
 
     def outputs(self, inputs: Any) -> Tensor:
         """Run one pass on inputs of any structure and return the tensor of logits or means."""
@@ -273,6 +286,7 @@ class Posterior(nn.Module):
         if likelihood is not None:
             self.set_likelihood(likelihood)
         inputs, targets = split_batch(batch)
+        self.noise.modes_learned = False  # what was looked at before with gradients on is not what is trained
         if foreign is None:
             return self.method.objective(self, inputs, targets, num_data)
         from bayesify.methods import UncertaintyRegulariser

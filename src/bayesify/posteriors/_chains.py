@@ -48,7 +48,8 @@ def vectorised_outputs(
 ) -> Tensor | None:
     """Return all chains' outputs (C, B, ...) on the same inputs in one pass; None where they need one each.
 
-    They do where layers are not linear, and where batch normalisation would write statistics of several chains.
+    They do where layers are not linear, where batch normalisation would write statistics of several chains, and where
+    the network has an `autograd.Function` that is not made for it.
     """
     trees = [tree.as_dict() for tree in chains if isinstance(tree, TensorTree)]
     if len(trees) < 2 or not runs_batched(network, list(trees[0])):
@@ -56,4 +57,9 @@ def vectorised_outputs(
     if any(norm.training for norm in batch_norms(network).values()):
         return None
     stacked = {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]}
-    return vectorised_pass(network, stacked, read, inputs)
+    try:
+        return vectorised_pass(network, stacked, read, inputs)
+    except RuntimeError as error:
+        if "setup_context" in str(error):  # an autograd.Function of the network's that cannot be vectorised
+            return None
+        raise

@@ -135,6 +135,7 @@ class DistilledPosterior(GeneratorPosterior):
     def chain_outputs(self, inputs: Any) -> Tensor:
         """Return the outputs of all chains' present states, (C, B, ...): in one vectorised pass where they allow it."""
         assert self.workshop is not None
+        self.noise.guard.watch((id(self), "tensors"), self.sites)
         together = vectorised_outputs(self.network, self.workshop.chains, self.read, inputs)
         if together is not None:
             return together

@@ -15,7 +15,7 @@ from bayesify.posteriors._batch_dims import grown
 from bayesify.posteriors._forward import Watch, patched_forward, storage
 from bayesify.posteriors._noise import BatchDim
 
-__all__ = ["Seen", "argument_of", "look_at_layers", "refuse_recomputation"]
+__all__ = ["Seen", "argument_of", "look_at_layers"]
 
 Activation = Callable[[str, tuple[Any, ...], dict[str, Any], Any], Tensor]
 
@@ -83,16 +83,6 @@ def look_at_layers(
     except Exception:  # the pass that follows says what is wrong; without one, the shape has to do
         return Seen({}, {}, watch.found)
     return Seen(seen[0], {name: _calls(seen[0][name], seen[1][name]) for name in modules}, watch.found)
-
-
-def refuse_recomputation(network: nn.Module) -> None:
-    """Raise if a module runs again in the backward pass, where it would meet other noise."""
-    for name, module in network.named_modules():
-        if getattr(module, "gradient_checkpointing", False):
-            raise ValueError(
-                f"Module {name or '(network)'!r} recomputes activations in the backward pass "
-                "(gradient_checkpointing), where its noise would be another. Switch that off in the network first."
-            )
 
 
 def _recorded(

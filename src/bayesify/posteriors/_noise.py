@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from bayesify.posteriors._mode_stack import ModeStack
+from bayesify.posteriors._recompute import Guard, in_backward, refuse
 
 __all__ = ["BatchDim", "Key", "Noise", "NoiseTerms", "ShapeError", "generator_for"]
 
@@ -108,6 +109,8 @@ class Noise:
         self._folded = False
         self._pass_mode: tuple[bool, tuple[Key, ...]] | None = None  # silent, keys; looked for once in a pass
         self._runner: int | None = None  # the thread of the present pass
+        self.modes_learned = False  # whether there may be gradients of another mode than the fresh one
+        self.guard = Guard(self.runs_here)
         # Where the batch is, by site; None before the first draw. Sites that are not in it go by shape.
         self.batch_dims: dict[str, BatchDim] | None = None
         self._shapes: dict[str, torch.Size] | None = None
@@ -189,6 +192,8 @@ class Noise:
             if not inner:
                 self._rows, self._folded, self.fired = rows, folded, False
                 self._calls.clear()
+            if any(self._pass_mode) and torch.is_grad_enabled():
+                self.modes_learned = True
             try:
                 yield
             finally:
@@ -205,6 +210,10 @@ class Noise:
     def in_pass(self) -> bool:
         """Whether a pass is under way."""
         return self._rows > 0
+
+    def runs_here(self) -> bool:
+        """Return whether the present thread is inside a pass."""
+        return self._runner == threading.get_ident()
 
     @contextmanager
     def recorded_shapes(self) -> Iterator[dict[str, torch.Size]]:
@@ -241,6 +250,8 @@ class Noise:
         Returns:
             A tensor of x's shape; (S B, ...) where S draws are evaluated together and x held one copy.
         """
+        if in_backward() and not self.runs_here():
+            self._check_repeatable(site, channel_dim)
         site = self._called(site)
         if self._shapes is not None:
             self._shapes[site] = x.shape
@@ -281,6 +292,16 @@ class Noise:
             return None
         self.fired = True
         return self._drawn(self._called(site), shape, law, like)[0]
+
+    def _check_repeatable(self, site: str, channel_dim: int | tuple[int, ...] | None) -> None:
+        """Raise unless noise that is asked for again in the backward pass is what it was.
+
+        Masks of single entries are in a fresh pass: checkpointing puts torch's generator back before.
+        """
+        if channel_dim is not None:
+            refuse(f"Layer {site!r}", "where its noise cannot be told apart by example")
+        if self.modes_learned:
+            refuse(f"Layer {site!r}", "where it is not known any more whether a draw or the mean was asked for")
 
     def _present(self) -> tuple[bool, tuple[Key, ...]]:
         return self._pass_mode or (self.silent, self.keys)

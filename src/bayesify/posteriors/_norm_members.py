@@ -14,7 +14,8 @@ from bayesify.posteriors._forward import forbid_fused_layers
 from bayesify.posteriors._members import MembersPosterior
 from bayesify.posteriors._noise import Key, Noise
 from bayesify.posteriors._norm_noise import NormNoise, detach_noise
-from bayesify.posteriors._statistics import statistics_kept
+from bayesify.posteriors._recompute import without_guards
+from bayesify.posteriors._statistics import statistics_kept, tracking_norms
 
 if TYPE_CHECKING:
     from bayesify.methods import Method
@@ -59,6 +60,8 @@ class NormMembersPosterior(MembersPosterior):
     # -- passes ---------------------------------------------------------------------------------------------
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if self.keep_statistics:
+            self.noise.guard.watch((id(self), "norms"), lambda: tracking_norms(self.network).values())
         with statistics_kept(self.network, self.keep_statistics):
             return super()._run(args, kwargs)
 
@@ -76,7 +79,7 @@ class NormMembersPosterior(MembersPosterior):
 
     def plain_network(self) -> nn.Module | None:
         """Return a copy without noise; None where the noise is no scale of a layer's."""
-        network = copy.deepcopy(self.network)
+        network = without_guards(copy.deepcopy(self.network))
         return network if all(detach_noise(module) for module in list(network.modules())) else None
 
     def drawn_tensors(self, key: Key) -> dict[str, Tensor]:

@@ -187,13 +187,6 @@ def test_a_fresh_pass_in_evaluation_mode_is_noisy_inside_transformer_layers():
     assert not torch.isclose(y[0], y[1]).any()
 
 
-def test_gradient_checkpointing_gets_a_sentence():
-    network = _mlp()
-    network[0].gradient_checkpointing = True
-    with pytest.raises(ValueError, match="gradient_checkpointing"):
-        _posterior(network)(torch.randn(2, 3, dtype=torch.float64))
-
-
 def test_passes_repeat_with_torchs_generator_and_leave_the_network_plain():
     network = _mlp()
     posterior = _posterior(network, noise="auto")

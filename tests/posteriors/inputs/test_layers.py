@@ -357,11 +357,3 @@ def test_another_layer_can_be_registered():
     torch.testing.assert_close(posterior.evaluate(x, [key])[0], expected, **EXACT)
     with pytest.raises(ValueError, match="weight_dim"):
         IBNN.register_type(Mine, weight_dim=2)
-
-
-def test_gradient_checkpointing_is_refused():
-    network = nn.Sequential(nn.Linear(3, 3))
-    network.gradient_checkpointing = True
-    posterior = bayesify.convert(network, CONVERTED)
-    with pytest.raises(ValueError, match="Switch that off"):
-        posterior(torch.randn(2, 3))

@@ -16,9 +16,8 @@ from bayesify.posteriors._forward import forbid_fused_layers, patched_forward
 from bayesify.posteriors._gaussian._kernels import KERNELS
 from bayesify.posteriors._gaussian._plan import Plan, make_plan
 from bayesify.posteriors._gaussian._site import NoiseKind, Pass, Site
-from bayesify.posteriors._look import refuse_recomputation
 from bayesify.posteriors._noise import Key, generator_for
-from bayesify.posteriors._statistics import statistics_kept
+from bayesify.posteriors._statistics import statistics_kept, tracking_norms
 from bayesify.posteriors._weights import TensorTree, owners, tensor_of
 
 if TYPE_CHECKING:
@@ -113,6 +112,8 @@ class GaussianPosterior(Posterior):
         return mean + (log_std.exp() * noise).to(mean.dtype)
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if self.keep_statistics:
+            self.noise.guard.watch((id(self), "norms"), lambda: tracking_norms(self.network).values())
         with statistics_kept(self.network, self.keep_statistics):
             return self._run_noisy(args, kwargs)
 
@@ -120,6 +121,7 @@ class GaussianPosterior(Posterior):
         noise = self.noise
         if noise.silent or noise.keys or self.noise_kind == "shared":
             return super()._run(args, kwargs)
+        self.noise.guard.watch((id(self), "tensors"), self.sites)
         plan = self.plan((args, dict(kwargs)))
         present = Pass(noise.rows, self.noise_kind, self.log_std.as_dict(), noise.foreign)
         forwards = {
@@ -132,7 +134,6 @@ class GaussianPosterior(Posterior):
     def plan(self, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Plan:
         """Return which layers have noise for each example, which the first call finds out from a batch."""
         if self._plan is None:
-            refuse_recomputation(self.network)
             self._plan = make_plan(self.network, self.names, inputs)
         return self._plan
 

@@ -20,8 +20,8 @@ from bayesify.posteriors._inputs._kl import Divergence, divergence
 from bayesify.posteriors._inputs._latents import find_layers
 from bayesify.posteriors._inputs._plan import Plan, make_plan
 from bayesify.posteriors._inputs._scaling import CommonPass, Pass, scaled_forward
-from bayesify.posteriors._look import refuse_recomputation
 from bayesify.posteriors._noise import Key, generator_for
+from bayesify.posteriors._recompute import without_guards
 from bayesify.posteriors._swap import find_slots, swapped
 from bayesify.posteriors._weights import owners, tensor_of
 
@@ -121,6 +121,7 @@ class InputMixturePosterior(Posterior):
         noise = self.noise
         if noise.silent or noise.keys:
             return super()._run(args, kwargs)
+        noise.guard.watch((id(self), "tensors"), self.sites)
         plan = self.plan((args, dict(kwargs)))
         components = self._present_components(noise.rows)
         factors = self._fresh(components)
@@ -155,7 +156,6 @@ class InputMixturePosterior(Posterior):
     def plan(self, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Plan:
         """Return which layers have factors for each example, which the first call finds out from a batch."""
         if self._plan is None:
-            refuse_recomputation(self.network)
             self._plan = make_plan(self.network, self.layers, self.latents, inputs)
             norms = (m for m in self.network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
             if self.one_component and any(norms):
@@ -295,7 +295,7 @@ class InputMixturePosterior(Posterior):
     @torch.no_grad()
     def export(self, factors: Tensor) -> nn.Module:
         """Return a copy of the network with factors (N,) folded into its weights."""
-        network = copy.deepcopy(self.network)
+        network = without_guards(copy.deepcopy(self.network))
         for name, tensor in self._folded(factors).items():
             network.get_parameter(name).copy_(tensor)
         return network

@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointError
 
 from bayesify._tree import batch_rows, call, repeat_rows, slice_rows
 from bayesify.posteriors import Posterior
 from bayesify.posteriors._batch_dims import grown
 from bayesify.posteriors._forward import patched_forward
 from bayesify.posteriors._noise import BatchDim
+from bayesify.posteriors._recompute import gradients_required, refuse
 from bayesify.predict._laws import Law
 from bayesify.predict.linearised import _norms  # noqa: F401  registers its rules
 from bayesify.predict.linearised._calls import NoiseCall, run
@@ -103,7 +105,11 @@ class LinearisedPass:
         """Return Var[sum_k cotangent_bk out_bk], (B,); `last` frees the pass."""
         self.ledger.clear(cotangent)
         if self._outputs.requires_grad:
-            torch.autograd.grad(self._outputs, self.ledger.anchor, cotangent, retain_graph=not last, allow_unused=True)
+            anchor = self.ledger.anchor
+            try:
+                torch.autograd.grad(self._outputs, anchor, cotangent, retain_graph=not last, allow_unused=True)
+            except CheckpointError:
+                refuse("A layer", "where its random weights or noise are no longer in place")
         total = self.ledger.settle()
         if self.plan.looped:
             total = total + self._looped(cotangent)
@@ -153,8 +159,11 @@ def _random_tensors(posterior: Posterior, law: Law, ledger: Ledger, looped: Any)
         name: mean if name in looped else _random(law, name, ledger) for name, mean in law.means.items()
     }
     forwards = {module: _noise_forward(module, ledger) for module in law.noisy}
+    sites = posterior.sites() if law.means or law.noisy else set()
+    posterior.noise.guard.watch((id(posterior), "linearised"), lambda: sites)
     with (
         posterior.noise.lock,
+        gradients_required(sites),
         _frozen(network),
         posterior.noise.mode(silent=True),
         patched_forward(forwards),
