@@ -165,6 +165,7 @@ METHODS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # that a posterior has learned nothing
 @pytest.mark.parametrize("name", METHODS)
 def test_eight_threads_give_what_one_gives(name):
     torch.manual_seed(0)

@@ -81,15 +81,12 @@ class Posterior(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run one pass in the present mode; arguments and outputs are the network's own."""
-        with self.noise.lock:
-            rows = _rows(args, kwargs)
-            if not rows:  # nothing in it is random, and it does not show where the batch is
-                with self.noise.mode(silent=True):
-                    return self._run(args, kwargs)
-            self.inputs_seen.note(args, kwargs)
-            self._learn_batch_dims(args, kwargs)
-            with self.noise.one_pass(rows):
+        rows = _rows(args, kwargs)
+        if not rows:  # nothing in it is random, and it does not show where the batch is
+            with self.noise.lock, self.noise.mode(silent=True):
                 return self._run(args, kwargs)
+        with self.noise.lock, self._learning(args, kwargs), self.noise.one_pass(rows):
+            return self._run(args, kwargs)
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         tensors = self.tensors()
@@ -105,6 +102,20 @@ class Posterior(nn.Module):
                 self.noise.slots = find_slots(self.network, tensors)
             with swapped(self.noise.slots, tensors):
                 return self.network(*args, **kwargs)
+
+    @contextmanager
+    def _learning(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[None]:
+        """Learn from a first pass how the network uses its inputs; nothing if it fails, as malformed inputs make it."""
+        known, plan = self.noise.batch_dims, self.__dict__.get("_plan")
+        try:
+            self._learn_batch_dims(args, kwargs)
+            yield
+        except BaseException:
+            self.noise.batch_dims = known
+            if plan is None and "_plan" in self.__dict__:
+                self.__dict__["_plan"] = None
+            raise
+        self.inputs_seen.note(args, kwargs)
 
     def _learn_batch_dims(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         noise = self.noise
@@ -153,9 +164,7 @@ class Posterior(nn.Module):
         rows = batch_rows(inputs)
         noise = self.noise
         args, kwargs = call(lambda *args, **kwargs: (args, kwargs), inputs)
-        self.inputs_seen.note(args, kwargs)
-        with noise.lock, noise.mode(keys=tuple(keys)):
-            self._learn_batch_dims(args, kwargs)
+        with noise.lock, noise.mode(keys=tuple(keys)), self._learning(args, kwargs):
             if tiled:
                 args, kwargs = repeat_rows((args, kwargs), len(keys))
             with noise.one_pass(rows, folded=tiled):

@@ -71,11 +71,18 @@ def layout_of(posterior: Posterior, inputs: Any, keys: Sequence[Key]) -> Layout:
     if posterior.network not in layout.sites:
         layout.deterministic = [m for m in posterior.network.modules() if layout.sites.isdisjoint(m.modules())]
         layout.opaque = reads_outside(posterior, twice, keys[0])
+    known_now = True
     if layout.folds and not _agrees(posterior, twice, keys[0], tiled=False):
         layout.joins, layout.folded_rows = True, layout.rows
         layout.folds = _agrees(posterior, twice, keys[0], tiled=True)
-    noise.layout = layout
+        known_now = layout.folds or _is_finite(posterior, twice, keys[0])  # outputs that are NaN agree with nothing
+    if known_now:
+        noise.layout = layout
     return layout
+
+
+def _is_finite(posterior: Posterior, twice: Any, key: Key) -> bool:
+    return bool(posterior.evaluate(twice, [key]).isfinite().all())
 
 
 def _agrees(posterior: Posterior, twice: Any, key: Key, *, tiled: bool) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -22,23 +23,30 @@ def add_draws(posterior: Posterior, inputs: Any, keys: Sequence[Key], stream: St
     randomness runs once. Memory does not grow with the number of draws.
     """
     with posterior.noise.lock:
-        layout = layout_of(posterior, inputs, keys)
-        passes = _passes(layout, batch_rows(inputs), keys)
-        tiled = layout.joins and max(map(len, passes)) > 1
-        done = 0
+        _add(posterior, inputs, keys, stream, layout_of(posterior, inputs, keys))
+
+
+def _add(posterior: Posterior, inputs: Any, keys: Sequence[Key], stream: Stream, layout: Layout) -> None:
+    passes = _passes(layout, batch_rows(inputs), keys)
+    tiled = layout.joins and max(map(len, passes)) > 1
+    done = 0
+    try:
+        with shared_prefix(posterior, layout, 1 if tiled else len(passes)) as one_pass:
+            for some in passes:
+                with one_pass():
+                    outputs = posterior.evaluate(inputs, some, tiled=tiled)
+                stream.add(outputs)
+                done += len(some)
+    except Exception as error:
+        if tiled or max(map(len, passes)) == 1:
+            raise
+        # These inputs may join what the first example did not: an attention mask, say, that it did not need.
+        joined = replace(layout, joins=True, folded_rows=layout.rows)
         try:
-            with shared_prefix(posterior, layout, 1 if tiled else len(passes)) as one_pass:
-                for some in passes:
-                    with one_pass():
-                        outputs = posterior.evaluate(inputs, some, tiled=tiled)
-                    stream.add(outputs)
-                    done += len(some)
+            _add(posterior, inputs, keys[done:], stream, joined)
         except Exception:
-            if tiled or max(map(len, passes)) == 1:
-                raise
-            # These inputs join what the first example did not: an attention mask, say, that it did not need.
-            layout.joins, layout.folded_rows = True, layout.rows
-            add_draws(posterior, inputs, keys[done:], stream)
+            raise error from None  # it is not the arrangement that fails, and others' inputs may well be right
+        layout.joins, layout.folded_rows = True, layout.rows
 
 
 def _passes(layout: Layout, rows: int, keys: Sequence[Key]) -> list[list[Key]]:
