@@ -13,7 +13,7 @@ from bayesify.posteriors._laplace import (
     LastLayerLaplacePosterior,
 )
 from bayesify.posteriors._members import MembersPosterior
-from bayesify.posteriors._noise import Key, Noise, NoiseTerms, generator_for
+from bayesify.posteriors._noise import Key, Noise, NoiseTerms, generator_for, keyed_numbers
 from bayesify.posteriors._norm_members import NormMembersPosterior
 from bayesify.posteriors._norm_noise import NoiseShape, NormKind, NormNoise, attach_noise, norm_kind, register_norm
 from bayesify.posteriors._plain import PointPosterior
@@ -57,6 +57,7 @@ __all__ = [
     "Workshop",
     "attach_noise",
     "generator_for",
+    "keyed_numbers",
     "make_generator",
     "norm_kind",
     "owners",

@@ -235,7 +235,9 @@ class BankPosterior(Posterior):
                 "posterior.refresh_statistics(train_loader), which fit does at its end."
             )
         count = min(self._count(num_samples), len(rows))
-        offset = torch.rand((), generator=torch.Generator().manual_seed(seed), dtype=torch.float64).item()
+        offset = torch.rand(
+            (), generator=torch.Generator("cpu").manual_seed(seed), dtype=torch.float64, device="cpu"
+        ).item()
         step = len(rows) / count
         return [Key(0, rows[int((index + offset) * step)]) for index in range(count)]
 

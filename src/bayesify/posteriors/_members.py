@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bayesify._tree import call
 from bayesify.posteriors._base import Posterior
 from bayesify.posteriors._dropout import draws_fold, noisy_layers
-from bayesify.posteriors._noise import Key
+from bayesify.posteriors._noise import Key, shuffled
 from bayesify.posteriors._weights import TensorTree, owners
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class MembersPosterior(Posterior):
         count = self._count(num_samples)
         if not self._random_members:
             count = min(count, number)
-        order = torch.randperm(number, generator=torch.Generator().manual_seed(seed)).tolist()
+        order = shuffled(number, seed)
         members = sorted(order[index % number] for index in range(count))
         return [Key(seed, index, member) for index, member in enumerate(members)]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from bayesify.posteriors._noise import Key, generator_for
+from bayesify.posteriors._noise import Key, keyed_numbers
 from bayesify.posteriors._vectors import VectorPosterior
 
 if TYPE_CHECKING:
@@ -94,10 +94,10 @@ class SWAGPosterior(VectorPosterior):
         """Return the weights of a draw, (D,)."""
         mean = self.average
         scale = self.scale / (2**0.5 if self.rank else 1.0)
-        drawn = torch.empty_like(mean).normal_(generator=generator_for(key, "diagonal", mean.device))
+        drawn = keyed_numbers(key, "diagonal", mean.shape, mean).to(mean.dtype)
         drawn.mul_(self.variance().sqrt_()).mul_(scale).add_(mean)
         if self.rank:
-            z = mean.new_empty(self.rank).normal_(generator=generator_for(key, "low rank", mean.device))
+            z = keyed_numbers(key, "low rank", [self.rank], mean).to(mean.dtype)
             columns = (self.snapshots - 1).clamp(max=self.rank)  # as many as were collected
             drawn.addmv_(self.deviations.T, z * scale / (columns - 1).clamp_min(1).sqrt())
         return drawn

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.posteriors._base import Posterior
-from bayesify.posteriors._noise import Key, generator_for
+from bayesify.posteriors._noise import Key, generator_for, keyed_numbers, shuffled
 from bayesify.posteriors._row_statistics import estimate_statistics, statistics_rows, statistics_tree
 from bayesify.posteriors._weights import Codec, owners
 
@@ -99,8 +99,7 @@ class VectorPosterior(Posterior):
                 f"{self.num_draws}. Ask for at most that many, or begin anew: convert with "
                 f"{type(self.method).__name__}(num_draws={count}) and fit, or distill(..., num_draws={count})."
             )
-        order = torch.randperm(self.num_draws, generator=torch.Generator().manual_seed(seed))
-        return [Key(0, int(index)) for index in order[:count]]
+        return [Key(0, index) for index in shuffled(self.num_draws, seed)[:count]]
 
     def sites(self) -> set[nn.Module]:
         """Return the modules that own a random parameter or re-estimated statistics."""
@@ -153,12 +152,11 @@ class GeneratorPosterior(VectorPosterior):
     def sample(self, key: Key) -> Tensor:
         """Return the weights of a draw, (D,)."""
         like = self.residual_std
-        z = like.new_empty(self.latent).normal_(generator=generator_for(key, "latent", like.device))
+        z = keyed_numbers(key, "latent", [self.latent], like).to(like.dtype)
         with torch.autocast(like.device.type, enabled=False):  # weights are made in their own type
             weights: Tensor = self.generator(z)
         if self.residual:
-            noise = torch.empty_like(weights).normal_(generator=generator_for(key, "residual", like.device))
-            weights = weights.addcmul_(noise, like)
+            weights = weights.addcmul_(keyed_numbers(key, "residual", weights.shape, like).to(like.dtype), like)
         return weights
 
     @torch.no_grad()
@@ -166,7 +164,7 @@ class GeneratorPosterior(VectorPosterior):
         """Return the mean of the weights, (D,): the last layer at the mean of its inputs over 4,096 fixed draws."""
         *layers, last = self.generator
         like = self.residual_std
-        hidden = like.new_empty(4096, self.latent).normal_(generator=generator_for(Key(0), "centre", like.device))
+        hidden = keyed_numbers(Key(0), "centre", [4096, self.latent], like).to(like.dtype)
         hidden = hidden - hidden.mean(0)
         with torch.autocast(like.device.type, enabled=False):
             for layer in layers:
@@ -202,10 +200,9 @@ class MixturePosterior(VectorPosterior):
     @torch.no_grad()
     def sample(self, key: Key) -> Tensor:
         """Return the weights of a draw, (D,)."""
-        device = self.means.device
-        generator = generator_for(key, "component", device)
-        component = int(torch.multinomial(self.shares.double(), 1, generator=generator))
-        noise = torch.empty_like(self.means[0]).normal_(generator=generator_for(key, "weights", device))
+        shares = self.shares.double().cpu()
+        component = int(torch.multinomial(shares, 1, generator=generator_for(key, "component")))
+        noise = keyed_numbers(key, "weights", self.means[0].shape, self.means).to(self.means.dtype)
         return noise.mul_(self.stds[component]).add_(self.means[component])
 
     def centre(self) -> Tensor:

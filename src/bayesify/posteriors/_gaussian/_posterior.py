@@ -16,7 +16,7 @@ from bayesify.posteriors._forward import forbid_fused_layers, patched_forward
 from bayesify.posteriors._gaussian._kernels import KERNELS
 from bayesify.posteriors._gaussian._plan import Plan, make_plan
 from bayesify.posteriors._gaussian._site import NoiseKind, Pass, Site
-from bayesify.posteriors._noise import Key, generator_for
+from bayesify.posteriors._noise import Key, keyed_numbers
 from bayesify.posteriors._statistics import statistics_kept, tracking_norms
 from bayesify.posteriors._weights import TensorTree, owners, tensor_of
 
@@ -106,9 +106,10 @@ class GaussianPosterior(Posterior):
 
     def _weight(self, name: str, key: Key | None) -> Tensor:
         mean, log_std = tensor_of(self.network, name), tensor_of(self.log_std, name)
-        generator = None if key is None else generator_for(key, name, mean.device)
-        dtype = torch.promote_types(mean.dtype, torch.float32)
-        noise = torch.empty(mean.shape, dtype=dtype, device=mean.device).normal_(generator=generator)
+        if key is not None:
+            noise = keyed_numbers(key, name, mean.shape, mean)
+        else:
+            noise = torch.randn(mean.shape, dtype=torch.promote_types(mean.dtype, torch.float32), device=mean.device)
         return mean + (log_std.exp() * noise).to(mean.dtype)
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -20,7 +20,7 @@ from bayesify.posteriors._inputs._kl import Divergence, divergence
 from bayesify.posteriors._inputs._latents import find_layers
 from bayesify.posteriors._inputs._plan import Plan, make_plan
 from bayesify.posteriors._inputs._scaling import CommonPass, Pass, scaled_forward
-from bayesify.posteriors._noise import Key, generator_for
+from bayesify.posteriors._noise import Key, keyed_numbers, shuffled
 from bayesify.posteriors._recompute import without_guards
 from bayesify.posteriors._swap import find_slots, swapped
 from bayesify.posteriors._weights import owners, tensor_of
@@ -107,7 +107,7 @@ class InputMixturePosterior(Posterior):
         """Return the factors of a draw, (N,): a component and its noise."""
         means = self.component_means
         component = (key.member if key.member is not None else key.index) % self.components
-        noise = torch.empty_like(means[0]).normal_(generator=generator_for(key, "inputs", means.device))
+        noise = keyed_numbers(key, "inputs", means[0].shape, means).to(means.dtype)
         return means[component] + self.component_stds[component] * noise
 
     def _folded(self, factors: Tensor) -> dict[str, Tensor]:
@@ -273,7 +273,7 @@ class InputMixturePosterior(Posterior):
 
     def keys(self, num_samples: int | None, seed: int) -> list[Key]:
         """Spread the draws evenly over the components; which of them get one more, the seed decides."""
-        order = torch.randperm(self.components, generator=torch.Generator().manual_seed(seed)).tolist()
+        order = shuffled(self.components, seed)
         members = sorted(order[index % self.components] for index in range(self._count(num_samples)))
         return [Key(seed, index, member) for index, member in enumerate(members)]
 

@@ -14,7 +14,7 @@ from bayesify.posteriors._forward import forbid_fused_layers
 from bayesify.posteriors._laplace._base import LaplacePosterior
 from bayesify.posteriors._laplace._diagonal import constant_rows
 from bayesify.posteriors._laplace._evidence import Spectrum
-from bayesify.posteriors._noise import Key, generator_for
+from bayesify.posteriors._noise import Key, keyed_numbers
 from bayesify.posteriors._weights import TensorTree, owners, tensor_of
 
 if TYPE_CHECKING:
@@ -203,8 +203,7 @@ class KroneckerLaplacePosterior(LaplacePosterior):
         return found
 
     def _normals(self, name: str, like: Tensor, key: Key | None) -> Tensor:
-        generator = None if key is None else generator_for(key, name, like.device)
-        return torch.empty_like(like).normal_(generator=generator)
+        return torch.randn_like(like) if key is None else keyed_numbers(key, name, like.shape, like).to(like.dtype)
 
     def sites(self) -> set[nn.Module]:
         """Return the modules that own a random parameter."""

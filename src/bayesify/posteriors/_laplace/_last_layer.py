@@ -13,7 +13,7 @@ from bayesify.likelihoods import Categorical
 from bayesify.likelihoods._closed import from_centred_moments, from_covariance
 from bayesify.posteriors._laplace._base import LaplacePosterior
 from bayesify.posteriors._laplace._evidence import Spectrum
-from bayesify.posteriors._noise import Key, generator_for
+from bayesify.posteriors._noise import Key, keyed_numbers
 from bayesify.posteriors._weights import TensorTree, owners, tensor_of
 from bayesify.prediction import Prediction
 
@@ -135,8 +135,8 @@ class LastLayerLaplacePosterior(LaplacePosterior):
         means = [tensor_of(self.network, name) for name in self.names]
         if not bool(self.complete):
             return dict(zip(self.names, means, strict=True))
-        generator = None if key is None else generator_for(key, self.names[0], means[0].device)
-        noise = torch.empty_like(self._values).normal_(generator=generator)
+        values = self._values
+        noise = torch.randn_like(values) if key is None else keyed_numbers(key, self.names[0], values.shape, values)
         change = self._matrix @ (noise * (self._values * self.scale + self.prior_precision).rsqrt())
         change = change.view(self.outputs_count, self.width).to(means[0].dtype)
         found = {self.names[0]: means[0] + change[:, : self.inputs_count]}
