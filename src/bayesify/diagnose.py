@@ -24,6 +24,9 @@ class Diagnosis:
         weight_ess: Effective sample sizes of the chosen weights, (W,).
         weight_r_hat: Split-R-hat of the same.
         draws: Samples of all chains together.
+        gradient_noise: For each chain, the variance of the noise of its minibatches' gradients as a multiple of the
+            injected noise's, (C,): standard deviations can be sqrt(1 + that) times the posterior's. NaN where it was
+            not measured.
     """
 
     ess: Tensor
@@ -31,6 +34,7 @@ class Diagnosis:
     weight_ess: Tensor
     weight_r_hat: Tensor
     draws: int
+    gradient_noise: Tensor
 
     def __str__(self) -> str:
         """Return the worst and the median of each."""
@@ -43,6 +47,12 @@ class Diagnosis:
                 f"{name}: effective samples {ess.min():.0f} at least, {ess.median():.0f} in the middle; split-R-hat "
                 f"{r_hat.max():.3f} at most, {r_hat.median():.3f} in the middle"
             )
+        noise = self.gradient_noise[~self.gradient_noise.isnan()]
+        lines.append(
+            f"gradient noise: {noise.max():.2g} of the injected noise's variance at most"
+            if len(noise)
+            else "gradient noise: not measured"
+        )
         return "\n".join(lines)
 
 
@@ -81,7 +91,9 @@ def diagnose(bank: BankPosterior, inputs: Any, *, num_weights: int = 100, seed: 
     picked = weights[:, :, chosen].double().cpu()
     ess, r_hat = _figures(arviz, values)
     weight_ess, weight_r_hat = _figures(arviz, picked)
-    return Diagnosis(ess, r_hat, weight_ess, weight_r_hat, draws=chains * draws)
+    shares = bank.noise_shares().double().cpu()
+    shares = torch.where(shares < 0, torch.nan, shares)
+    return Diagnosis(ess, r_hat, weight_ess, weight_r_hat, draws=chains * draws, gradient_noise=shares)
 
 
 def _figures(arviz: Any, array: Tensor) -> tuple[Tensor, Tensor]:

@@ -128,7 +128,7 @@ class APD(SGLD):
         assert isinstance(posterior, DistilledPosterior)
         workshop = self._workshop(posterior)
         workshop.num_data.fill_(num_data)
-        return self.mean_over_chains(posterior, posterior.chain_outputs(inputs), targets)
+        return self.joint_objective(posterior, posterior.chain_outputs(inputs), targets, workshop.chains)
 
     def stages(self, posterior: Posterior) -> list[Stage]:
         """Return one stage, which moves all chains."""
@@ -151,6 +151,7 @@ class APD(SGLD):
         workshop = self._workshop(posterior)
         if step == 1:
             self.check_steps(int(workshop.num_data), total_steps)
+            posterior.noise_shares().fill_(-1)
         due = _sample_numbers(self, total_steps)
         if step not in due:
             return
@@ -172,6 +173,8 @@ class APD(SGLD):
             self._learn_from_all(posterior, progress)
         elif int(workshop.rounds) == 0:
             self._round(posterior, self.steps)
+        self.check_noise(posterior.noise_shares())
+        posterior.meter = None
         posterior.close_workshop()
         posterior.refresh_statistics(loader, max_batches=self.statistics_batches, progress=progress)
 

@@ -186,6 +186,7 @@ def join_banks(banks: Sequence[BankPosterior]) -> BankPosterior:
             joined.append(bank.samples[row], chain=chain)
             for name, kept in joined.statistics.as_dict().items():
                 kept[chain * each + place + 1] = bank.statistics.as_dict()[name][row + 1]
+    joined.noise_shares().copy_(torch.cat([bank.noise_shares() for bank in banks]))
     joined.fresh_statistics[1] = all(bool(bank.fresh_statistics[1]) for bank in banks)
     inherit(joined, first)
     return joined.train(first.training)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from bayesify.methods._gradient_noise import EVERY, Correction, GradientNoise, cancelled_share
 from bayesify.posteriors import Key, generator_for
 
 __all__ = ["Kind", "Langevin", "standard_normal"]
@@ -18,6 +19,8 @@ __all__ = ["Kind", "Langevin", "standard_normal"]
 Kind = Literal["sgld", "sghmc", "psgld"]
 FEW = 4096  # below it a call costs more than its numbers
 BITS = 16
+FORGET = 0.02  # how much a look at the gradients' noise counts, at least, in its average
+_COUNTS = {"measure_after": 1, "measured": 0, "looks": 0}
 
 
 class Langevin(Optimizer):
@@ -32,6 +35,10 @@ class Langevin(Optimizer):
 
     The noise is a function of (seed, step), so that a run goes on exactly, and alike in every process.
 
+    Minibatches add noise of variance (lr/2)^2 Var g, in psgld G^2 times that. A `meter` measures it as a multiple of
+    the injected variance: lr n Var g / (4 T) in sgld, G times that in psgld, 1/friction times that in sghmc. A
+    `correction` takes it off the injected noise, weight by weight, as far as there is any.
+
     Args:
         groups: Parameter groups; those with `sampled=False` are trained without noise: w <- w - lr/2 grad loss. A group
             with `chains=C` holds C chains, of whose losses the mean was taken: gradients are multiplied by C.
@@ -43,7 +50,10 @@ class Langevin(Optimizer):
         temperature: T; 1 samples the posterior.
         friction: Of sghmc.
         seed: Of the noise.
+        correction: Of the injected noise, for minibatches that are the parts of a shuffled epoch, or independent.
     """
+
+    meter: GradientNoise | None = None
 
     def __init__(
         self,
@@ -57,6 +67,7 @@ class Langevin(Optimizer):
         temperature: float = 1.0,
         friction: float = 0.1,
         seed: int = 0,
+        correction: Correction | None = None,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -70,6 +81,8 @@ class Langevin(Optimizer):
             "chains": 1,
             "adapt_steps": None,
             "step": 0,
+            "correction": correction,
+            **_COUNTS,
         }
         super().__init__(groups, defaults)
         self.num_data = num_data
@@ -90,9 +103,55 @@ class Langevin(Optimizer):
                 torch._foreach_mul_(gradients, group["chains"])
             if weights and group["sampled"]:
                 self._move(weights, gradients, group)
+                self._measure(weights, group)
             elif weights:
                 torch._foreach_add_(weights, gradients, alpha=-group["lr"] / 2)
+        self.plan_look()
         return loss
+
+    def plan_look(self) -> None:
+        """Say whether the gradients of the next step are to be looked at."""
+        group = self.param_groups[0]
+        if self.meter is not None:
+            self.meter.clear()
+            after = group["correction"] is not None or group["step"] >= group["measure_after"]
+            self.meter.due = group["step"] % EVERY == 0 and after and group["temperature"] > 0
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over a state, of an older version too."""
+        super().__setstate__(state)
+        for group in self.param_groups:
+            for name, value in {"correction": None, **_COUNTS}.items():
+                group.setdefault(name, value)
+        self.plan_look()
+
+    def _measure(self, weights: list[Tensor], group: dict[str, Any]) -> None:
+        """Compare the gradients' noise with the injected one, and know the correction of the steps to come."""
+        variances = None if self.meter is None else self.meter.squares(weights)
+        if self.meter is None or variances is None:
+            return
+        num_data, temperature, chains = int(self.num_data), group["temperature"], group["chains"]
+        finite = max(0.0, 1 - self.meter.rows / num_data)
+        factor = group["lr"] * num_data * chains**2 / (4 * temperature)
+        if group["kind"] == "sghmc":
+            factor /= group["friction"]
+        ratios = torch._foreach_mul(variances, factor)
+        if group["kind"] == "psgld":
+            torch._foreach_div_(ratios, [square.sqrt().add_(1e-5) for square in self._states(weights, "square")])
+        if group["step"] > group["measure_after"]:
+            group["measured"] += 1
+            for chain in range(chains):
+                of_chain = ratios[chain * len(ratios) // chains : (chain + 1) * len(ratios) // chains]
+                total = torch.stack([ratio.sum(dtype=torch.float64) for ratio in of_chain]).sum()
+                share = finite * total / sum(ratio.numel() for ratio in of_chain)
+                self.meter.record(chain, share, group["measured"])
+        if group["correction"] is not None:
+            group["looks"] += 1
+            averages = self._states(weights, "ratio")
+            torch._foreach_lerp_(averages, ratios, max(1 / group["looks"], FORGET))
+            for weight, ratio in zip(weights, averages, strict=True):
+                taken = ratio if group["correction"] == "independent" else cancelled_share(ratio, finite, temperature)
+                self.state[weight]["kept"] = (1 - taken).clamp_min_(0).sqrt_()
 
     def _move(self, weights: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> None:
         num_data, kind, friction = int(self.num_data), group["kind"], group["friction"]
@@ -103,6 +162,8 @@ class Langevin(Optimizer):
         half = group["lr"] / 2
         scale = math.sqrt(group["temperature"] * group["lr"] / num_data)
         noise = self._noise(weights, group) if scale > 0 else None
+        if noise is not None and group["looks"]:
+            torch._foreach_mul_(noise, [self.state[weight].get("kept", 1.0) for weight in weights])
         if kind == "sgld":
             if decay:
                 torch._foreach_mul_(weights, 1 - half * decay)

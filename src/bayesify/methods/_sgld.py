@@ -19,12 +19,15 @@ from bayesify.convert import Selection, require_something, select_parameters
 from bayesify.methods._bank import DTYPES, Storage, check_storage
 from bayesify.methods._base import Method, Stage, register
 from bayesify.methods._deep_ensemble import Start, start_member
+from bayesify.methods._gradient_noise import TOLERATED, Correction, GradientNoise
 from bayesify.methods._langevin import Kind, Langevin
-from bayesify.posteriors import BankPosterior, LossTerms, Posterior
+from bayesify.posteriors import BankPosterior, DistilledPosterior, LossTerms, Posterior
 
 __all__ = ["SGLD"]
 
 TRIAL = 100
+# Step sizes at which a posterior that is known exactly has standard deviations within a few per cent.
+RATES: dict[str, float] = {"psgld": 0.002}
 
 
 @register
@@ -37,7 +40,8 @@ class SGLD(Method):
     distances of sum lr are kept, so that decreasing steps need no weights. Fitting costs the epochs of plain training
     for each chain, each step about half more for the noise; prediction a plain pass per sample.
 
-    Weights that the data leave open relax in 2/(lr weight_decay) steps: a burn-in that is shorter gets a warning.
+    Weights that the data leave open relax in 2/(lr weight_decay) steps: a burn-in that is shorter gets a warning. So do
+    minibatches whose gradients' noise has more than a tenth of the variance of the injected noise.
 
     Attributes:
         kind: "sgld", "sghmc" (with momentum) or "psgld" (preconditioned in the burn-in, constant afterwards).
@@ -53,6 +57,10 @@ class SGLD(Method):
         schedule: "constant"; "polynomial", lr (1 + t/decay_steps)^-decay; "cyclical", `cycles` half cosines, of which
             samples are taken after the share `exploration` (Zhang et al. 2020).
         friction: Of "sghmc"; 1 is "sgld".
+        correction: Take the minibatches' noise off the injected one, weight by weight, as far as there is any:
+            "shuffled" for minibatches that are the parts of an epoch in which every example comes once,
+            "independent" for those drawn with replacement. The first is not known for "sghmc".
+        lr: Step size; None takes .2, and .002 for "psgld", whose steps are lr divided by the gradients' size.
         storage: Type of the stored samples, "float32", "bfloat16" or "float16"; None takes the parameters' own.
         statistics_batches: How many batches re-estimate batch-normalisation statistics of a sample; None takes all.
         seed: Of the chains' starts; the noise's is `fit`'s.
@@ -72,6 +80,7 @@ class SGLD(Method):
     temperature: float = 1.0
     prior_std: float | None = None
     friction: float = 0.1
+    correction: Correction | None = None
     decay: float = 0.55
     decay_steps: int = 1000
     cycles: int = 4
@@ -80,12 +89,21 @@ class SGLD(Method):
     statistics_batches: int | None = 50
     seed: int = 0
     epochs: int = 100
-    lr: float = 0.2
+    lr: float = None  # type: ignore[assignment]
     weight_decay: float = 1e-3
     schedule: Literal["constant", "polynomial", "cyclical"] = "constant"  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         """Check the settings."""
+        if self.lr is None:
+            object.__setattr__(self, "lr", RATES.get(self.kind, 0.2))
+        if self.correction not in (None, "shuffled", "independent"):
+            raise ValueError(f"correction must be 'shuffled', 'independent' or None, but it is {self.correction!r}.")
+        if self.correction == "shuffled" and self.kind == "sghmc":
+            raise ValueError(
+                "How much of the noise of a shuffled epoch cancels is not known for 'sghmc'. Draw minibatches with "
+                "replacement, for which correction='independent' is right, or choose a smaller lr."
+            )
         for name in ("num_samples", "chains", "cycles", "decay_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, but it is {getattr(self, name)}.")
@@ -147,9 +165,28 @@ class SGLD(Method):
         """Return the mean negative log-likelihood; the prior is the sampler's."""
         assert isinstance(posterior, BankPosterior)
         posterior.num_data.fill_(num_data)
-        if not self.together or posterior.noise.member is not None:
-            return super().objective(posterior, inputs, targets, num_data)
-        return self.mean_over_chains(posterior, posterior.chain_outputs(inputs), targets)
+        if self.together and posterior.noise.member is None:
+            return self.joint_objective(posterior, posterior.chain_outputs(inputs), targets, posterior.chains)
+        outputs = self.outputs(posterior, inputs)
+        if posterior.meter is not None and _rows_match(outputs, targets):
+            posterior.meter.look(
+                lambda some: self.terms(posterior, outputs[some], targets[some], num_data).total,
+                len(outputs),
+                posterior.chains[posterior.noise.member or 0].parameters(),
+            )
+        return self.terms(posterior, outputs, targets, num_data)
+
+    def joint_objective(
+        self, posterior: BankPosterior | DistilledPosterior, outputs: Tensor, targets: Any, chains: nn.ModuleList
+    ) -> LossTerms:
+        """Return the mean loss of the outputs of all chains, (C, B, ...), and look at the noise of its gradients."""
+        if posterior.meter is not None and _rows_match(outputs[0], targets):
+            posterior.meter.look(
+                lambda some: self.mean_over_chains(posterior, outputs[:, some], targets[some]).total,
+                outputs.shape[1],
+                chains.parameters(),
+            )
+        return self.mean_over_chains(posterior, outputs, targets)
 
     def mean_over_chains(self, posterior: Posterior, outputs: Tensor, targets: Any) -> LossTerms:
         """Return the mean over chains of the loss of their outputs, (C, B, ...)."""
@@ -193,12 +230,38 @@ class SGLD(Method):
             temperature=self.temperature,
             friction=self.friction,
             seed=int(torch.randint(2**62, ())),
+            correction=self.correction,
         )
+
+    def prepare_optimiser(self, posterior: Posterior, optimiser: Optimizer, num_data: int) -> None:
+        """Let the sampler measure the noise of the minibatches' gradients.
+
+        In a loop of your own call it once: `posterior.method.prepare_optimiser(posterior, optimiser, num_data)`.
+        """
+        del num_data
+        assert isinstance(posterior, BankPosterior | DistilledPosterior)
+        posterior.meter = None
+        if not isinstance(optimiser, Langevin):
+            return
+        processes = torch.distributed.get_world_size() if _distributed() else 1
+        if processes > 1 and self.correction is not None:
+            raise ValueError(
+                f"correction={self.correction!r} needs the gradients of a whole minibatch, and each of {processes} "
+                "processes has a part of it. Leave the correction out, or let every process run a chain of its own."
+            )
+        shares = posterior.noise_shares(None if self.together else posterior.noise.member or 0)
+        if processes == 1:
+            posterior.meter = optimiser.meter = GradientNoise(shares)
+            optimiser.plan_look()
 
     def make_schedule(self, optimiser: Optimizer, total_steps: int) -> LambdaLR:
         """Return the schedule of the step sizes."""
         for group in optimiser.param_groups:
             group["adapt_steps"] = int(self.burn_in * total_steps)
+            # A trial of a few steps is nobody's posterior.
+            group["measure_after"] = max(1, group["adapt_steps"] if total_steps >= TRIAL else total_steps)
+        if isinstance(optimiser, Langevin):
+            optimiser.plan_look()
         return LambdaLR(optimiser, lambda step: self.step_size(step, total_steps))
 
     def step_size(self, step: int, total_steps: int) -> float:
@@ -219,6 +282,7 @@ class SGLD(Method):
             if 0 in chains:
                 self.check_steps(int(posterior.num_data), total_steps)
             posterior.counts[list(chains)] = 0  # a second fit replaces the samples of the first
+            posterior.noise_shares()[list(chains)] = -1
         if step in sample_steps(self, total_steps):
             for chain in chains:
                 posterior.append(posterior.codec.join(posterior.chain_tensors(chain)), chain=chain)
@@ -229,7 +293,25 @@ class SGLD(Method):
         for index, count in enumerate(posterior.counts.tolist()):
             if count == 0:
                 posterior.append(posterior.codec.join(posterior.chain_tensors(index)), chain=index)
+        self.check_noise(posterior.noise_shares())
+        posterior.meter = None
         posterior.refresh_statistics(loader, max_batches=self.statistics_batches, progress=progress)
+
+    def check_noise(self, shares: Tensor) -> None:
+        """Warn where the noise of the minibatches' gradients is not small beside the injected one."""
+        share = shares[shares >= 0].mean().item() if bool((shares >= 0).any()) else 0.0
+        if share <= (TOLERATED if self.correction is None else 1.0):
+            return
+        less = f"With lr={_rounded_down(self.lr * TOLERATED / share):g} it is a tenth; larger batches have less too"
+        if self.correction is not None:
+            less = f"More than all of the injected noise cannot be taken off it. {less}"
+        elif self.kind != "sghmc":
+            less += ", and correction='shuffled' takes it off the injected noise"
+        warnings.warn(
+            f"The noise of the minibatches' gradients has {share:.2g} times the variance of the injected noise, so "
+            f"that standard deviations can be {math.sqrt(1 + share):.2g} times those of the posterior. {less}.",
+            stacklevel=2,
+        )
 
     def check_steps(self, num_data: int, total_steps: int) -> None:
         """Refuse steps that overshoot under the prior alone; warn of a burn-in shorter than its relaxation time."""
@@ -259,6 +341,25 @@ def _learned(posterior: Posterior) -> list[dict[str, Any]]:
     """Return the group of the likelihood's own parameters, which are trained without noise."""
     own = [p for p in posterior.likelihood.parameters() if p.requires_grad]
     return [{"params": own, "sampled": False}] if own else []
+
+
+def _rounded_down(value: float) -> float:
+    """Return two digits.
+
+    >>> _rounded_down(0.01499), _rounded_down(3.29)
+    (0.014, 3.2)
+    """
+    unit = 10.0 ** (1 - math.floor(math.log10(value)))
+    return math.floor(value * unit) / unit
+
+
+def _distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _rows_match(outputs: Tensor, targets: Any) -> bool:
+    """Return whether rows of a minibatch's outputs and targets can be taken."""
+    return isinstance(targets, Tensor) and outputs.ndim > 0 and targets.shape[:1] == outputs.shape[:1]
 
 
 @functools.lru_cache(maxsize=8)

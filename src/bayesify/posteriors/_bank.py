@@ -53,6 +53,7 @@ class BankPosterior(Posterior):
     counts: Tensor
     num_data: Tensor
     fresh_statistics: Tensor
+    gradient_noise: Tensor | None
 
     def __init__(
         self,
@@ -76,6 +77,9 @@ class BankPosterior(Posterior):
         self.register_buffer("counts", torch.zeros(groups, dtype=torch.long, device=device))
         self.register_buffer("num_data", torch.zeros((), dtype=torch.long, device=device))
         self.register_buffer("fresh_statistics", torch.ones(2, dtype=torch.bool, device=device))  # mean's, rows'
+        # Of each chain, in variances of the injected noise; negative where it was not measured.
+        self.register_buffer("gradient_noise", torch.full((groups,), -1.0, device=device))
+        self.meter: Any = None  # of a sampler's gradients, while it runs
         self.statistics = statistics_tree(network, size + 1)
         self.chains = chain_states(chains, names)
         self.default_samples = min(size, MOST_SAMPLES)
@@ -156,6 +160,23 @@ class BankPosterior(Posterior):
         """Fix the chain for a while: passes are of its present state, which is what a sampler moves; means its own."""
         with self.noise.of_member(index):
             yield self
+
+    def noise_shares(self, chain: int | None = None) -> Tensor:
+        """Return where the share of gradient noise of each chain is kept, or of one, (C,)."""
+        if self.gradient_noise is None:  # from a file of before it was measured
+            self.gradient_noise = torch.full((len(self.counts),), -1.0, device=self.counts.device)
+        return self.gradient_noise if chain is None else self.gradient_noise[chain : chain + 1]
+
+    def make_room(self, tensors: Mapping[str, Tensor]) -> None:
+        """Do without the share of gradient noise where it is not among the tensors that will be loaded."""
+        if "gradient_noise" not in tensors:
+            self.gradient_noise = None
+        elif self.gradient_noise is None:
+            self.noise_shares()
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        self.make_room({name.removeprefix(prefix): value for name, value in state_dict.items()})
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def chain_outputs(self, inputs: Any) -> Tensor:
         """Return the outputs of all chains' present states, (C, B, ...): in one vectorised pass where they allow it."""

@@ -129,6 +129,8 @@ class DistilledPosterior(GeneratorPosterior):
     ) -> None:
         super().__init__(network, method, names=names, latent=latent, hidden=hidden, num_draws=num_draws)
         self.workshop: Workshop | None = None
+        self.meter: Any = None  # of a sampler's gradients, while it runs
+        self._shares: Tensor | None = None
 
     # -- learning -----------------------------------------------------------------------------------------------
 
@@ -144,6 +146,13 @@ class DistilledPosterior(GeneratorPosterior):
             with self.noise.of_member(index):
                 outputs.append(self.outputs(inputs))
         return torch.stack(outputs)
+
+    def noise_shares(self, chain: int | None = None) -> Tensor:
+        """Return where the share of gradient noise of each chain is kept, or of one, while they run."""
+        assert self.workshop is not None
+        if self._shares is None or len(self._shares) != len(self.workshop.chains):
+            self._shares = self.residual_std.new_full((len(self.workshop.chains),), -1.0)
+        return self._shares if chain is None else self._shares[chain : chain + 1]
 
     @torch.no_grad()
     def close_workshop(self) -> None:
