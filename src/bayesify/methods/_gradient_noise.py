@@ -94,7 +94,7 @@ def cancelled_share(share: Tensor, finite: float, temperature: float) -> Tensor:
         temperature: T.
 
     >>> cancelled_share(torch.tensor([0.01, 1.0, 100.0]), 1.0, 1.0)
-    tensor([6.6667e-05, 4.2830e-01, 9.9000e+01])
+    tensor([6.6667e-05, 4.3233e-01, 9.9005e+01])
     """
     x = 2 * temperature * share
     safe = x.clamp_min(0.05)

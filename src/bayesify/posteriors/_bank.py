@@ -78,7 +78,8 @@ class BankPosterior(Posterior):
         self.register_buffer("num_data", torch.zeros((), dtype=torch.long, device=device))
         self.register_buffer("fresh_statistics", torch.ones(2, dtype=torch.bool, device=device))  # mean's, rows'
         # Of each chain, in variances of the injected noise; negative where it was not measured.
-        self.register_buffer("gradient_noise", torch.full((groups,), -1.0, device=device))
+        dtype = torch.promote_types(self.codec.dtype, torch.float32)
+        self.register_buffer("gradient_noise", torch.full((groups,), -1.0, dtype=dtype, device=device))
         self.meter: Any = None  # of a sampler's gradients, while it runs
         self.statistics = statistics_tree(network, size + 1)
         self.chains = chain_states(chains, names)
@@ -164,7 +165,8 @@ class BankPosterior(Posterior):
     def noise_shares(self, chain: int | None = None) -> Tensor:
         """Return where the share of gradient noise of each chain is kept, or of one, (C,)."""
         if self.gradient_noise is None:  # from a file of before it was measured
-            self.gradient_noise = torch.full((len(self.counts),), -1.0, device=self.counts.device)
+            dtype = torch.promote_types(self.codec.dtype, torch.float32)
+            self.gradient_noise = torch.full((len(self.counts),), -1.0, dtype=dtype, device=self.counts.device)
         return self.gradient_noise if chain is None else self.gradient_noise[chain : chain + 1]
 
     def make_room(self, tensors: Mapping[str, Tensor]) -> None:
