@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from bayesify.methods import _reduction
 from bayesify.methods._gan import CLIP, Game, gradient_penalty, make_moments, make_players
 from bayesify.methods._reduction import reduce_samples
 from bayesify.posteriors import make_generator
@@ -86,6 +87,37 @@ def test_a_smaller_rank_takes_the_axes_of_largest_variance():
     left = torch.linalg.svdvals(samples - samples.mean(0))[5:]
     torch.testing.assert_close((samples - back).square().sum(), left.square().sum(), **EXACT)
     torch.testing.assert_close(found.residual_variance, (samples - back).var(0), **EXACT)
+
+
+@pytest.mark.parametrize(("mean", "spread"), [(0.0, 1.0), (1.0, 1e-2), (3.0, 1.0)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_samples_of_deficient_rank_have_no_dead_coordinates(dtype, mean, spread, repeats, monkeypatch):
+    """As a generator with five hidden units draws them, and with repeats: five coordinates in either precision."""
+    monkeypatch.setattr(_reduction, "COLUMNS", 300)  # several blocks, and one that is not full
+    torch.manual_seed(1)
+    factors = torch.randn(32, 5, dtype=dtype), torch.randn(5, 2000, dtype=dtype)
+    samples = (mean * torch.randn(2000, dtype=dtype) + spread * factors[0] @ factors[1]).repeat(repeats, 1)
+    found = reduce_samples(samples)
+    assert found.coordinates.shape == (32 * repeats, 5)
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(found.basis @ found.basis.T, torch.eye(5, dtype=dtype), rtol=0, atol=30 * eps)
+    back = found.mean + found.scale * found.coordinates @ found.basis
+    size = samples.abs().max()
+    torch.testing.assert_close(back, samples, rtol=0, atol=float(10 * eps * size))
+    exact, distances = (
+        torch.cdist(x.double(), x.double(), compute_mode="donot_use_mm_for_euclid_dist")
+        for x in (samples, found.coordinates * found.scale)
+    )
+    torch.testing.assert_close(distances, exact, rtol=0, atol=float(20 * eps * (exact.max() + size)))
+    assert found.coordinates.square().mean() == pytest.approx(1, abs=1e-5)
+
+
+def test_full_rank_in_single_precision_is_kept():
+    """Sixteen directions whose deviations fall to a thousandth of the first's."""
+    torch.manual_seed(1)
+    samples = torch.randn(17, 400) * torch.logspace(0, -3, 17)[:, None]
+    assert reduce_samples(samples).coordinates.shape == (17, 16)
 
 
 def test_folding_is_exact():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 __all__ = ["Reduction", "fold_generator", "reduce_samples"]
+
+COLUMNS = 2**16  # weights that are looked at in double precision at a time
 
 
 @dataclass(frozen=True)
@@ -52,22 +55,36 @@ def reduce_samples(samples: Tensor, rank: int | None = None) -> Reduction:
     """
     if samples.ndim != 2 or samples.shape[0] < 2:
         raise ValueError(f"At least two samples are needed, as a matrix (M, D), not {tuple(samples.shape)}.")
-    mean = samples.mean(0)
-    centred = samples - mean
-    values, vectors = torch.linalg.eigh((centred @ centred.T).double())
+    gram = torch.zeros(len(samples), len(samples), dtype=torch.float64, device=samples.device)
+    for part in _centred(samples):
+        gram.addmm_(part, part.T)
+    values, vectors = torch.linalg.eigh(gram)
     values, vectors = values.flip(0).clamp_min(0), vectors.flip(1)
-    # Centring takes one dimension; of the rest, those beyond rounding count.
-    known = int((values > values[0] * 1e-10).sum())
+    # Centring takes one dimension; of the rest, those beyond rounding count: of the products, and of the samples' own
+    # numbers, which are off by at most half an eps of themselves.
+    own = torch.finfo(samples.dtype).eps ** 2 * samples.square().sum(dtype=torch.float64)
+    known = int((values > torch.maximum(values[0] * 1e-10, own)).sum())
     kept = max(1, min(known, samples.shape[0] - 1, rank or known))
     lengths = values[:kept].sqrt()
     coordinates = vectors[:, :kept] * lengths
-    basis = (vectors[:, :kept] / lengths.clamp_min(1e-300)).to(samples.dtype).T @ centred
+    axes = (vectors[:, :kept] / lengths.clamp_min(1e-300)).T
+    basis, left = [], []
+    for part in _centred(samples):
+        rows = axes @ part
+        basis.append(rows.to(samples.dtype))
+        outside = part.square().sum(0) - (values[:kept, None] * rows.square()).sum(0)
+        left.append((outside / (len(samples) - 1)).clamp_min(0).to(samples.dtype))
     scale = float(coordinates.square().mean().sqrt()) or 1.0
-    left = torch.zeros_like(mean)
-    if kept < known:
-        inside = (values[:kept].to(samples.dtype)[:, None] * basis.square()).sum(0)
-        left = ((centred.square().sum(0) - inside) / (len(samples) - 1)).clamp_min(0)
-    return Reduction(mean, basis, scale, (coordinates / scale).to(samples.dtype), left)
+    residual = torch.cat(left) if kept < known else torch.zeros_like(samples[0])
+    mean = samples.mean(0, dtype=torch.float64).to(samples.dtype)
+    return Reduction(mean, torch.cat(basis, 1), scale, (coordinates / scale).to(samples.dtype), residual)
+
+
+def _centred(samples: Tensor) -> Iterator[Tensor]:
+    """Return centred samples in double precision, some weights at a time: a copy of all may be too large."""
+    for part in samples.split(COLUMNS, 1):
+        wide = part.double()
+        yield wide - wide.mean(0)
 
 
 @torch.no_grad()
