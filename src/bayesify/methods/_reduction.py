@@ -82,8 +82,8 @@ def reduce_samples(samples: Tensor, rank: int | None = None) -> Reduction:
 
 def _centred(samples: Tensor) -> Iterator[Tensor]:
     """Return centred samples in double precision, some weights at a time: a copy of all may be too large."""
-    for part in samples.split(COLUMNS, 1):
-        wide = part.double()
+    for first in range(0, samples.shape[1], COLUMNS):
+        wide = samples[:, first : first + COLUMNS].double()
         yield wide - wide.mean(0)
 
 
