@@ -5,6 +5,7 @@ from bayesify.predict.streamlined import _activations as _activations
 from bayesify.predict.streamlined import _attention as _attention
 from bayesify.predict.streamlined import _linear as _linear
 from bayesify.predict.streamlined import _normalisation as _normalisation
+from bayesify.predict.streamlined import _piecewise as _piecewise
 from bayesify.predict.streamlined import _pooling as _pooling
 from bayesify.predict.streamlined import _products as _products
 from bayesify.predict.streamlined import _shapes as _shapes

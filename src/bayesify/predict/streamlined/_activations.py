@@ -1,4 +1,4 @@
-"""Activations with closed forms; all others are entries of `_elementwise`."""
+"""Smooth activations and ReLU; those with straight pieces are in `_piecewise`, all others in `_elementwise`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from bayesify.predict.streamlined._elementwise import elementwise, flushed
+from bayesify.predict.streamlined._maxima import FAR
 from bayesify.predict.streamlined._moments import Moments, centre, moment_rule, settings
 
 __all__: list[str] = []
 
-_FAR = {torch.float32: 8.0, torch.float64: 25.0}  # standard deviations
 _ROOT = math.sqrt(2 * math.pi)
 # Gauss-Legendre nodes and weights on [0, 1] for Owen's T.
 _NODES, _WEIGHTS = (
@@ -38,43 +38,17 @@ def _safe(variance: Tensor) -> Tensor:
 def _relu(input: Moments, inplace: bool = False) -> Moments:
     """Return E = m P(a) + s p(a), E[y^2] = (m^2 + v) P(a) + m s p(a), a = m / s; or the variance where m > 0."""
     del inplace
-    return _leaky(input, 0.0)
-
-
-@moment_rule(functional.leaky_relu)
-def _leaky_relu(input: Moments, negative_slope: float = 0.01, inplace: bool = False) -> Moments:
-    del inplace
-    return _leaky(input, negative_slope)
-
-
-@moment_rule(functional.prelu, torch.prelu)
-def _prelu(input: Moments, weight: Tensor) -> Any:
-    if isinstance(weight, Moments) or not isinstance(input, Moments):
-        return NotImplemented
-    slope = weight if weight.numel() == 1 else weight.view(-1, *(1,) * (input.ndim - 2))
-    return _leaky(input, slope)
-
-
-def _leaky(x: Moments, slope: Tensor | float) -> Moments:
-    mean, v = x.centre, x.variance
+    mean, v = input.centre, input.variance
     if settings().first_order:
-        positive = mean > 0
-        if isinstance(slope, float) and slope == 0:
-            return x.like(mean.clamp_min(0), v * positive)
-        return x.like(torch.where(positive, mean, slope * mean), torch.where(positive, v, slope**2 * v))
+        return input.like(mean.clamp_min(0), v * (mean > 0))
     std = _safe(v).sqrt_()
     # Further out nothing changes but that numbers get too small to be multiplied quickly.
-    ratio = (mean / std).clamp_(-_FAR[v.dtype], _FAR[v.dtype]) if v.dtype in _FAR else mean / std
+    ratio = (mean / std).clamp_(-FAR[v.dtype], FAR[v.dtype]) if v.dtype in FAR else mean / std
     inside = (ratio * math.sqrt(0.5)).erf_().add_(1).mul_(0.5)
     first = (mean * inside).addcmul_(ratio.square_().mul_(-0.5).exp_(), std, value=1 / _ROOT)
     # Var = E[y^2] - E[y]^2, with E[y^2] = v P + m E[y]
-    if isinstance(slope, float) and slope == 0:
-        variance = (v * inside).addcmul_(mean - first, first)
-        return x.like(flushed(first, 1), flushed(variance, 2))
-    second = v * inside + mean * first
-    out = slope * mean + (1 - slope) * first
-    variance = slope**2 * (mean.square() + v) + (1 - slope**2) * second - out.square()
-    return x.like(out, variance.clamp_min_(0))
+    variance = (v * inside).addcmul_(mean - first, first)
+    return input.like(flushed(first, 1), flushed(variance, 2))
 
 
 @moment_rule(functional.gelu)
@@ -138,11 +112,8 @@ def _with_options(function: Callable[..., Tensor]) -> Callable[..., Moments]:
 for _function in (
     functional.celu,
     functional.elu,
-    functional.hardsigmoid,
     functional.hardswish,
-    functional.hardtanh,
     functional.mish,
-    functional.relu6,
     functional.selu,
     functional.silu,
 ):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ from torch import Tensor
 from bayesify._tree import map_tensors
 from bayesify.predict._overrides import is_metadata, name_of, plain_call
 from bayesify.predict._rotated import Rotated
+
+if TYPE_CHECKING:
+    from bayesify.predict.streamlined._lineage import Lineage
 
 __all__ = [
     "Correlated",
@@ -47,6 +50,8 @@ class Settings:
         per_head: Carry covariances within heads of attention into the output projection.
         attentions: How many attentions with random values there were in a pass.
         projected: How many of them had their covariances carried.
+        derivatives: How many functions were differentiated by autograd, which a trace has to write down.
+        writes: How many activations were written into.
         squares: Squares of weights that are not random, by identity, with the version that they were made of.
     """
 
@@ -55,6 +60,8 @@ class Settings:
     per_head: bool = False
     attentions: int = 0
     projected: int = 0
+    derivatives: int = 0
+    writes: int = 0
     squares: dict[int, tuple[Tensor, int, Tensor]] = field(default_factory=dict)
 
     def square(self, weight: Tensor) -> Tensor:
@@ -96,18 +103,20 @@ class Moments(Tensor):
         variance: The variance, a plain tensor of the same shape.
         shared: (B,), or None if nothing is in common.
         source: What a linear map or attention made it of, and where its entries lie in that; see `Origin`.
+        lineage: Which tensor it is a function of, entry by entry; see `Lineage`.
     """
 
     centre: Tensor
     variance: Tensor
     shared: Tensor | None
     source: Origin | None
+    lineage: Lineage | None
 
     @staticmethod
     def make(centre: Tensor, variance: Tensor, shared: Tensor | None = None, source: Origin | None = None) -> Moments:
         """Return the pair."""
         pair = _blank(centre)
-        pair.centre, pair.variance, pair.shared, pair.source = centre, variance, shared, source
+        pair.centre, pair.variance, pair.shared, pair.source, pair.lineage = centre, variance, shared, source, None
         return pair
 
     def like(self, centre: Tensor, variance: Tensor) -> Moments:
@@ -132,21 +141,22 @@ class Moments(Tensor):
             raise ValueError(_torn(func))
         if settings().covariance and not is_metadata(func):
             return _independent(func, args, options)
-        if rule is not None:
-            result = rule(*args, **options)
-            if result is not NotImplemented:
-                return result
-        elif is_metadata(func):
-            return plain_call(func, args, options)
-        elif (changed := _in_place(func, args, options)) is not None:
-            return changed
-        else:
-            from bayesify.predict.streamlined._elementwise import generic
+        if rule is None:
+            if is_metadata(func):
+                return plain_call(func, args, options)
+            if (changed := _in_place(func, args, options)) is not None:
+                return changed
+        from bayesify.predict.streamlined._elementwise import generic
+        from bayesify.predict.streamlined._lineage import descend, together
 
-            result = generic(func, args, options)
-            if result is not NotImplemented:
-                return result
-        raise NoRuleError(_operation(func))
+        joined = together(func, args, options)
+        if joined is not None:
+            return joined
+        result = generic(func, args, options) if rule is None else rule(*args, **options)
+        if result is NotImplemented:
+            raise NoRuleError(_operation(func))
+        descend(func, args, options, result)
+        return result
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         """Show both."""
@@ -165,7 +175,8 @@ class Correlated(Moments):
     def turn(centre: Tensor, variance: Tensor, rotated: Rotated) -> Correlated:
         """Return one of the two tensors."""
         made = centre.detach().as_subclass(Correlated)
-        made.centre, made.variance, made.shared, made.source, made.rotated = centre, variance, None, None, rotated
+        made.centre, made.variance, made.rotated = centre, variance, rotated
+        made.shared = made.source = made.lineage = None
         return made
 
     def with_bias(self, bias: Tensor | None) -> Rotated:
@@ -249,10 +260,9 @@ def _independent(func: Callable[..., Any], args: tuple[Any, ...], options: dict[
 
 def _alone(func: Callable[..., Any]) -> bool:
     """Return whether an operation acts on single entries."""
-    from bayesify.predict.streamlined._elementwise import _pointwise
+    from bayesify.predict.streamlined._elementwise import is_pointwise
 
-    name = name_of(func).strip("_")
-    return _pointwise(func) or name in ("dropout", "contiguous", "clone", "detach", "relu6", "hardswish", "hardtanh")
+    return is_pointwise(func) or name_of(func) in ("dropout", "contiguous", "clone", "detach")
 
 
 def _operation(func: Callable[..., Any]) -> str:
@@ -283,7 +293,8 @@ def _in_place(func: Callable[..., Any], args: tuple[Any, ...], options: dict[str
     target.variance.copy_(variance_of(result))
     if isinstance(result, Moments):
         target.shared = result.shared
-    target.source = None
+    target.source = target.lineage = None
+    settings().writes += 1
     return target
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bayesify.predict.streamlined._moments import Moments, moment_rule, same_size
+from bayesify.predict.streamlined._maxima import largest
+from bayesify.predict.streamlined._moments import Moments, moment_rule, same_size, settings
 
 __all__ = ["summed_variance"]
 
@@ -111,30 +113,134 @@ for _function in (functional.avg_pool1d, functional.avg_pool2d, functional.avg_p
     moment_rule(_function)(_windows(_function))
 
 
-def _maximum(function: Any) -> Callable[..., Any]:
-    def rule(input: Moments, *args: Any, return_indices: bool = False, **options: Any) -> Any:
-        """Return the moments of the entry with the largest mean, first order."""
+def _picked(function: Any, x: Moments, *args: Any, **options: Any) -> Moments:
+    """Return the moments of the entry with the largest mean, first order."""
+    mean, indices = function(x.centre, *args, return_indices=True, **options)
+    start = 2 if x.centre.ndim == mean.ndim and mean.ndim > 2 else 1
+    picked = x.variance.flatten(start).gather(-1, indices.flatten(start)).view(mean.shape)
+    return x.like(mean, picked)
+
+
+def _each(value: Any, dims: int) -> tuple[int, ...]:
+    sizes = tuple(value) if isinstance(value, tuple | list) else (value,)
+    return sizes * dims if len(sizes) == 1 else sizes
+
+
+def _slices(
+    x: Tensor, low: float, kernel: tuple[int, ...], stride: Any, padding: Any, dilation: Any, ends: Any
+) -> Tensor:
+    """Return the entries of all windows, (n, ...): what lies outside is so low that it is never the largest."""
+    pads: list[int] = []
+    for dim in reversed(range(len(kernel))):
+        pads += [padding[dim], max(0, ends[dim] - x.shape[dim - len(kernel)] - padding[dim])]
+    wide = functional.pad(x, pads, value=low) if any(pads) else x
+    found = []
+    for offsets in product(*(range(size) for size in kernel)):
+        part = wide
+        for dim, offset in enumerate(offsets):
+            place = dim - len(kernel)
+            first = offset * dilation[dim]
+            reach = ends[dim] - (kernel[dim] - 1) * dilation[dim]
+            part = part.narrow(place, first, reach)
+            if stride[dim] > 1:
+                steps = [slice(None)] * part.ndim
+                steps[place] = slice(None, None, stride[dim])
+                part = part[tuple(steps)]
+        found.append(part)
+    return torch.stack(found)
+
+
+def _max_pool(function: Any, dims: int) -> Callable[..., Any]:
+    def rule(
+        input: Moments,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+        return_indices: bool = False,
+    ) -> Any:
+        """Return the moments of the largest entry of each window by Clark's formulas, two by two."""
         if return_indices:
             return NotImplemented
-        mean, indices = function(input.centre, *args, return_indices=True, **options)
-        start = 2 if input.centre.ndim == mean.ndim and mean.ndim > 2 else 1
-        picked = input.variance.flatten(start).gather(-1, indices.flatten(start)).view(mean.shape)
-        return input.like(mean, picked)
+        options = {"stride": stride, "padding": padding, "dilation": dilation, "ceil_mode": ceil_mode}
+        if settings().first_order:
+            return _picked(function, input, kernel_size, **options)
+        kernel = _each(kernel_size, dims)
+        steps = kernel if stride is None or stride == [] else _each(stride, dims)
+        gaps, pads = _each(dilation, dims), _each(padding, dims)
+        one = input.centre.reshape(-1, *input.centre.shape[-dims:])[:1, None]
+        sizes = function(one, kernel_size, **options).shape[-dims:]
+        ends = [
+            (size - 1) * step + (width - 1) * gap + 1
+            for size, step, width, gap in zip(sizes, steps, kernel, gaps, strict=True)
+        ]
+        low = torch.finfo(input.centre.dtype).min / 4
+        means, variances = (
+            _slices(x, value, kernel, steps, pads, gaps, ends)
+            for x, value in ((input.centre, low), (input.variance, 0.0))
+        )
+        batched = input.centre.ndim == dims + 2
+        return input.like(*largest(means, variances, _correlation(input, means.ndim - 1) if batched else None))
 
     return rule
 
 
-for _function in (
-    *(functional.max_pool1d, functional.max_pool2d, functional.max_pool3d),
-    *(functional.adaptive_max_pool1d, functional.adaptive_max_pool2d, functional.adaptive_max_pool3d),
+def _correlation(x: Moments, ndim: int) -> Tensor | None:
+    """Return how much two positions of an example have in common, so that it meets (B, ...)."""
+    return None if x.shared is None else x.shared.clamp(0, 1).view(-1, *(1,) * (ndim - 1))
+
+
+def _adaptive_max(function: Any, pool: Any, dims: int) -> Callable[..., Any]:
+    def rule(input: Moments, output_size: Any, return_indices: bool = False) -> Any:
+        if return_indices:
+            return NotImplemented
+        sides = input.centre.shape[-dims:]
+        sizes = [side if size is None else size for size, side in zip(_each(output_size, dims), sides, strict=True)]
+        if settings().first_order or any(side % size for side, size in zip(sides, sizes, strict=True)):
+            return _picked(function, input, output_size)  # windows of different sizes
+        return pool(input, tuple(side // size for side, size in zip(sides, sizes, strict=True)))
+
+    return rule
+
+
+for _dims, (_pool, _adapted) in enumerate(
+    (
+        (functional.max_pool1d, functional.adaptive_max_pool1d),
+        (functional.max_pool2d, functional.adaptive_max_pool2d),
+        (functional.max_pool3d, functional.adaptive_max_pool3d),
+    ),
+    1,
 ):
-    moment_rule(_function)(_maximum(_function))
+    moment_rule(_pool)(_max_pool(_pool, _dims))
+    moment_rule(_adapted)(_adaptive_max(_adapted, _pool, _dims))
 
 
 @moment_rule(torch.amax, Tensor.amax)
 def _amax(input: Moments, dim: Any = (), keepdim: bool = False) -> Any:
-    if not isinstance(dim, int):
-        return NotImplemented
-    mean, indices = input.centre.max(dim, keepdim=True)
-    variance = input.variance.gather(dim, indices)
-    return _reduced(input, *(x if keepdim else x.squeeze(dim) for x in (mean, variance)))
+    """Return the moments of the largest entry by Clark's formulas, two by two."""
+    dims = [dim] if isinstance(dim, int) else list(dim) or list(range(input.centre.ndim))
+    if settings().first_order:
+        if len(dims) != 1:
+            return NotImplemented
+        mean, indices = input.centre.max(dims[0], keepdim=True)
+        variance = input.variance.gather(dims[0], indices)
+        return _reduced(input, *(x if keepdim else x.squeeze(dims[0]) for x in (mean, variance)))
+    places = sorted(one % input.centre.ndim for one in dims)
+    if not all(isinstance(input.centre.shape[place], int) for place in places):
+        return NotImplemented  # the number of examples is not known while a pass is traced
+    means, variances = (
+        x.movedim(places, tuple(range(len(places)))).flatten(0, len(places) - 1) for x in (input.centre, input.variance)
+    )
+    positions = 0 not in places and means.ndim > 1 and _over_positions(input.centre.ndim, dims)
+    found = largest(means, variances, _correlation(input, means.ndim - 1) if positions else None)
+    if keepdim:
+        shape = [1 if place in places else size for place, size in enumerate(input.centre.shape)]
+        found = found[0].reshape(shape), found[1].reshape(shape)
+    return _reduced(input, *found)
+
+
+@moment_rule(torch.amin, Tensor.amin)
+def _amin(input: Moments, dim: Any = (), keepdim: bool = False) -> Any:
+    found = _amax(input.like(-input.centre, input.variance), dim, keepdim)
+    return found if found is NotImplemented else -found

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from bayesify._tree import map_tensors
 from bayesify.predict._overrides import name_of, plain_call
+from bayesify.predict.streamlined._lineage import look_at
 from bayesify.predict.streamlined._moments import Moments, Origin, centre, moment_rule, same_size, variance_of
 from bayesify.predict.streamlined._products import joint_share
 
@@ -22,13 +23,41 @@ def _moved(operation: Callable[..., Any], x: Moments, args: tuple[Any, ...], opt
     means = operation(x.centre, *args, **options)
     variances = operation(x.variance, *args, **options)
     if isinstance(means, Tensor):
-        return Moments.make(means, variances, _share(x, means), _source(operation, x, args, options, means.shape))
+        made = Moments.make(means, variances, _share(x, means), _source(operation, x, args, options, means.shape))
+        _look(operation, x, args, options, made)
+        return made
     indices = _indices(operation, x, args, options)
     pairs = zip(means, variances, indices or [None] * len(means), strict=True)
-    return tuple(
+    parts = tuple(
         Moments.make(m, v, _share(x, m), None if i is None or x.source is None else replace(x.source, index=i))
         for m, v, i in pairs
     )
+    for number, part in enumerate(parts):
+        _look(operation, x, args, options, part, number)
+    return parts
+
+
+def _look(
+    operation: Callable[..., Any],
+    x: Moments,
+    args: tuple[Any, ...],
+    options: dict[str, Any],
+    made: Moments,
+    part: int | None = None,
+) -> None:
+    """Note that entries are those of another tensor, or of the same tensor as others are."""
+
+    def values(z: Tensor) -> Any:
+        found = operation(z, *args, **options)
+        return found if part is None else found[part]
+
+    name, shape = name_of(operation), made.shape
+    if name in _COPIES:
+        look_at(x, made, values, None)
+    elif name in ("view", "reshape", "flatten"):  # the index may have other steps than the tensor, and then no view
+        look_at(x, made, values, lambda index: index.view(shape) if index.is_contiguous() else None)
+    elif name in _VIEWS and (name != "__getitem__" or _slices_alone(args[0])):
+        look_at(x, made, values, values)
 
 
 def _share(x: Moments, moved: Tensor) -> Tensor | None:
