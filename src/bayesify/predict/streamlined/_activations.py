@@ -1,4 +1,4 @@
-"""Smooth activations and ReLU; those with straight pieces are in `_piecewise`, all others in `_elementwise`."""
+"""Activations with options and closed forms; those with straight pieces are in `_piecewise`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bayesify.predict.streamlined._elementwise import elementwise, flushed
-from bayesify.predict.streamlined._maxima import FAR
+from bayesify.predict.streamlined._elementwise import elementwise
 from bayesify.predict.streamlined._moments import Moments, centre, moment_rule, settings
 
 __all__: list[str] = []
@@ -28,27 +27,6 @@ _NODES, _WEIGHTS = (
 
 def _density(x: Tensor) -> Tensor:
     return (x.square() * -0.5).exp_().div_(_ROOT)
-
-
-def _safe(variance: Tensor) -> Tensor:
-    return variance.clamp_min(torch.finfo(variance.dtype).tiny)
-
-
-@moment_rule(functional.relu, torch.relu, Tensor.relu)
-def _relu(input: Moments, inplace: bool = False) -> Moments:
-    """Return E = m P(a) + s p(a), E[y^2] = (m^2 + v) P(a) + m s p(a), a = m / s; or the variance where m > 0."""
-    del inplace
-    mean, v = input.centre, input.variance
-    if settings().first_order:
-        return input.like(mean.clamp_min(0), v * (mean > 0))
-    std = _safe(v).sqrt_()
-    # Further out nothing changes but that numbers get too small to be multiplied quickly.
-    ratio = (mean / std).clamp_(-FAR[v.dtype], FAR[v.dtype]) if v.dtype in FAR else mean / std
-    inside = (ratio * math.sqrt(0.5)).erf_().add_(1).mul_(0.5)
-    first = (mean * inside).addcmul_(ratio.square_().mul_(-0.5).exp_(), std, value=1 / _ROOT)
-    # Var = E[y^2] - E[y]^2, with E[y^2] = v P + m E[y]
-    variance = (v * inside).addcmul_(mean - first, first)
-    return input.like(flushed(first, 1), flushed(variance, 2))
 
 
 @moment_rule(functional.gelu)

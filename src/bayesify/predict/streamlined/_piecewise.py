@@ -72,12 +72,37 @@ def _straight(function: Any, x: Moments, start: Number, slope: Number, *kinks: t
     return piecewise(x, start, slope, *kinks)
 
 
+def _rectified(mean: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return P(x > 0) = P(a) and E relu(x) = m P(a) + s p(a), a = m / s."""
+    std = v.clamp_min(torch.finfo(v.dtype).tiny).sqrt_()
+    # Further out nothing changes but that numbers get too small to be multiplied quickly.
+    ratio = (mean / std).clamp_(-FAR[v.dtype], FAR[v.dtype]) if v.dtype in FAR else mean / std
+    inside = (ratio * math.sqrt(0.5)).erf_().add_(1).mul_(0.5)
+    return inside, (mean * inside).addcmul_(ratio.square_().mul_(-0.5).exp_(), std, value=1 / _ROOT)
+
+
+@moment_rule(functional.relu, torch.relu, Tensor.relu)
+def _relu(input: Moments, inplace: bool = False) -> Moments:
+    """Return E = r and Var = v P - r (r - m), or the variance where m > 0."""
+    del inplace
+    mean, v = input.centre, input.variance
+    if settings().first_order:
+        return input.like(mean.clamp_min(0), v * (mean > 0))
+    inside, first = _rectified(mean, v)
+    variance = (v * inside).addcmul_(mean - first, first)
+    return input.like(flushed(first, 1), flushed(variance, 2))
+
+
 def leaky(x: Moments, slope: Number) -> Moments:
-    """Return the moments of slope x + (1 - slope) relu(x)."""
+    """Return the moments of b x + (1 - b) relu(x): Var = v (b^2 + (1 - b^2) P) - (1 - b)^2 r (r - m)."""
     if settings().first_order:
         positive, mean, v = x.centre > 0, x.centre, x.variance
         return x.like(torch.where(positive, mean, slope * mean), torch.where(positive, v, slope**2 * v))
-    return piecewise(x, 0.0, slope, (0.0, 1 - slope))
+    mean, v, rest = x.centre, x.variance, 1 - slope
+    inside, first = _rectified(mean, v)
+    variance = (inside * (1 - slope * slope) + slope * slope).mul_(v)
+    variance = variance.add_((mean - first).mul_(first).mul_(rest * rest))
+    return x.like(slope * mean + rest * first, flushed(variance, 2))
 
 
 @moment_rule(functional.leaky_relu)
