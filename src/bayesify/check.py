@@ -14,7 +14,7 @@ from torch import Tensor
 from bayesify._modes import evaluation_mode
 from bayesify._tree import inputs_of, split_batch, to_device
 from bayesify.posteriors import Posterior, require_posterior
-from bayesify.predict import ONE_PASS, posterior_device, predict
+from bayesify.predict import PREDICTORS, posterior_device, predict, require_name
 from bayesify.prediction import ClassificationPrediction, Prediction, RegressionPrediction
 
 __all__ = ["Check", "check"]
@@ -95,8 +95,7 @@ def check(
     require_posterior(posterior)
     from bayesify.predict._scale import prediction_nll
 
-    if how not in ONE_PASS:
-        raise ValueError(f"how must be one of {list(ONE_PASS)}, but it is {how!r}.")
+    require_name(how, among=tuple(name for name in PREDICTORS if name != "sampling"))
     if num_samples < 4:
         raise ValueError(f"num_samples must be at least 4, to compare two halves, but it is {num_samples}.")
     device = posterior_device(posterior)

@@ -20,7 +20,7 @@ from bayesify._tree import call, split_batch, to_device
 from bayesify.convert import Conversion
 from bayesify.likelihoods import Bernoulli
 from bayesify.posteriors import Posterior, require_posterior
-from bayesify.predict import posterior_device, predict
+from bayesify.predict import How, posterior_device, predict
 from bayesify.prediction import ClassificationPrediction, Prediction, RegressionPrediction
 
 __all__ = ["IGNORED", "Cost", "Evaluation", "evaluate", "measure_cost", "right_or_wrong", "table", "to_json"]
@@ -108,7 +108,7 @@ def evaluate(
     seed: int = 0,
     name: str | None = None,
     score: str = "total",
-    how: Literal["sampling", "closed-form", "mean"] = "sampling",
+    how: How = "sampling",
     progress: bool = False,
 ) -> Evaluation:
     """Predict a test set and foreign sets, and measure the predictions.
@@ -238,7 +238,7 @@ def measure_cost(
     inputs: Any,
     *,
     num_samples: int | None = None,
-    how: Literal["sampling", "closed-form", "mean"] = "sampling",
+    how: How = "sampling",
     repeats: int = 5,
 ) -> float:
     """Measure what a prediction costs, as a multiple of one pass of the plain network.

@@ -19,7 +19,7 @@ from bayesify._files import write_atomically
 from bayesify._modes import evaluation_mode
 from bayesify._tree import batch_rows, call, map_tensors, repeat_rows, slice_rows, to_device
 from bayesify.posteriors import Posterior, require_posterior
-from bayesify.predict import posterior_device
+from bayesify.predict import PREDICTORS, posterior_device
 from bayesify.prediction import ClassificationPrediction, Prediction, RegressionPrediction
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ __all__ = ["export"]
 
 Outputs = Callable[[Any], dict[str, Tensor]]
 
-_HOW = ("streamlined", "moments", "covariance", "per-head", "margin", "principal", "linearised", "mean")
+_HOW = tuple(name for name in PREDICTORS if name != "sampling")
 _SUFFIXES = (".pt2", ".onnx")
 _SIZES = (3, 5, 7, 11, 13, 17, 19, 23)  # of the batch that is traced: more than one, and like no other size
 
@@ -53,7 +53,7 @@ def export(
         example: A batch, as for `predict`; its shapes, but for the number of examples, are the program's.
         path: `*.pt2` for `torch.export.load`, `*.onnx` for ONNX Runtime and others, which takes the extra
             `bayesify[export]`; None writes nothing.
-        how: As in `predict`, but for "sampling" and "closed-form". A prediction with backward passes is traced as well.
+        how: As in `predict`, but for "sampling". A prediction with backward passes is traced as well.
         variance_scale: From `fit_variance_scale`.
 
     Returns:
@@ -128,15 +128,17 @@ def _predictor(posterior: Posterior, example: Any, how: str, scale: float) -> tu
     """Return the function to be traced, and whether it takes a backward pass."""
     if how == "mean":
         return lambda inputs: _tensors_of(_mean(posterior, inputs)), False
-    from bayesify.predict._one_pass import OnePass
+    from bayesify.predict._one_pass import make_one_pass
 
-    found = OnePass(posterior, how, example)
-    if found.plan is not None and found.plan.looped:
+    found = make_one_pass(posterior, how, example)
+    if found.looped:
+        other = how if how == "streamlined" else "streamlined"
+        nearest = other if other != how and not make_one_pass(posterior, other, example).looped else "mean"
         raise ValueError(
-            f"{min(found.plan.looped)!r} is used in a way without a formula, so that examples are looped over, which a "
-            "program cannot do for batches of every size. Export how='moments'."
+            "A weight is used in a way without a formula, as in an LSTM, so that examples are looped over, which a "
+            f"program cannot do for batches of every size. Export how={nearest!r}, or call predict(how={how!r})."
         )
-    return lambda inputs: _tensors_of(found.predict(inputs, num_samples=None, seed=0, scale=scale)), not found.passes
+    return lambda inputs: _tensors_of(found.predict(inputs, num_samples=None, seed=0, scale=scale)), found.backward
 
 
 def _flattened(predict: Outputs, example: Any) -> Outputs:

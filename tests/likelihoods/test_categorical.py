@@ -194,15 +194,14 @@ def monte_carlo(mean, variance, generator, draws=100_000):
     return stream.result()
 
 
-@pytest.mark.parametrize(("classes", "spread", "known_error"), [(2, 1.0, 0.05), (3, 1.0, 0.06), (5, 0.3, 0.04)])
-def test_the_probit_is_as_far_from_monte_carlo_as_it_is_known_to_be(classes, spread, known_error):
+@pytest.mark.parametrize(("classes", "spread"), [(2, 1.0), (3, 1.0), (5, 0.3)])
+def test_gaussian_logits_have_the_probabilities_of_draws(classes, spread):
     mean, variance, generator = moments(classes, spread)
     truth = monte_carlo(mean, variance, generator)
-    prediction = Categorical().from_moments(mean, variance)
-    error = (prediction.probs - truth.probs).abs().max().item()
-    plain = (mean.softmax(-1) - truth.probs).abs().max().item()
-    assert error < known_error
-    assert error < plain
+    prediction = Categorical().from_gaussian(mean, variance)
+    # A probability of 1e5 draws has a standard error below .0016; the points' own error is below .003 here.
+    torch.testing.assert_close(prediction.probs, truth.probs, rtol=0, atol=0.008)
+    torch.testing.assert_close(prediction.variation_ratio, truth.variation_ratio, rtol=0, atol=0.02)
     torch.testing.assert_close(prediction.logits_mean, truth.logits_mean, rtol=0, atol=0.02)
     torch.testing.assert_close(prediction.logits_variance, truth.logits_variance, rtol=0.03, atol=0)
     torch.testing.assert_close(prediction.total, prediction.aleatoric + prediction.epistemic, rtol=1e-12, atol=0)
@@ -211,7 +210,7 @@ def test_the_probit_is_as_far_from_monte_carlo_as_it_is_known_to_be(classes, spr
 
 def test_the_model_variance_of_moments_is_that_of_the_jacobian():
     mean, variance, generator = moments(4, 0.001)
-    prediction = Categorical().from_moments(mean, variance)
+    prediction = Categorical().from_gaussian(mean, variance)
     p = prediction.probs
     jacobian = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
     covariance = jacobian @ torch.diag_embed(variance) @ jacobian.mT
@@ -223,13 +222,13 @@ def test_the_model_variance_of_moments_is_that_of_the_jacobian():
 
 
 def test_the_model_variance_of_huge_variances_stays_possible():
-    prediction = Categorical().from_moments(torch.zeros(1, 3, dtype=F64), torch.full((1, 3), 1e6, dtype=F64))
-    assert prediction.model_variance.item() == pytest.approx(2 / 3)  # every draw is certain of another class
+    prediction = Categorical().from_gaussian(torch.zeros(1, 3, dtype=F64), torch.full((1, 3), 1e6, dtype=F64))
+    assert prediction.model_variance.item() == pytest.approx(2 / 3, rel=1e-3)  # every draw is certain of some class
 
 
 def test_without_variance_the_moments_are_the_network():
     logits = torch.randn(3, 5, 4, 4, dtype=F64)  # (B, C, H, W)
-    prediction = Categorical().from_moments(logits, torch.zeros_like(logits))
+    prediction = Categorical().from_gaussian(logits, torch.zeros_like(logits))
     close(prediction, naive(logits.movedim(1, -1)[None]), 1e-10)
 
 
@@ -237,20 +236,19 @@ def test_the_temperature_of_moments_scales_the_logits():
     mean, variance, _ = moments(3, 1.0)
     likelihood = Categorical().double()
     likelihood.temperature.fill_(2.0)
-    plain = Categorical().from_moments(mean / 2, variance / 4)
-    close(likelihood.from_moments(mean, variance), {name: getattr(plain, name) for name in FIELDS})
+    plain = Categorical().from_gaussian(mean / 2, variance / 4)
+    close(likelihood.from_gaussian(mean, variance), {name: getattr(plain, name) for name in FIELDS})
 
 
 def test_moments_can_be_sampled():
     mean, variance, _ = moments(3, 1.0)
     likelihood = Categorical().double()
     likelihood.temperature.fill_(2.0)
-    generator = torch.Generator().manual_seed(7)
-    noise = [torch.empty_like(mean).normal_(generator=generator) for _ in range(50)]
-    draws = torch.stack([mean + variance.sqrt() * n for n in noise])
-    close(likelihood.from_moments(mean, variance, num_samples=50, seed=7), naive(draws / 2))
+    half = torch.randn(25, 1, 3, dtype=F64, generator=torch.Generator().manual_seed(7))
+    draws = torch.cat([mean + variance.sqrt() * half, mean - variance.sqrt() * half])
+    close(likelihood.from_gaussian(mean, variance, num_samples=50, seed=7), naive(draws / 2))
     with pytest.raises(ValueError, match="num_samples must be at least 1"):
-        likelihood.from_moments(mean, variance, num_samples=0)
+        likelihood.from_gaussian(mean, variance, num_samples=0)
 
 
 # -- checks -----------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ def test_predictions_are_the_moments_of_the_outputs_without_noise(shape):
     torch.testing.assert_close(found.epistemic, flat.var(0, correction=0), rtol=1e-12, atol=1e-14)
     assert torch.equal(found.aleatoric, torch.zeros_like(found.mean))
     assert torch.equal(found.samples, flat)
-    moments = Custom(laplace).from_moments(outputs[0], outputs[1] ** 2)
+    moments = Custom(laplace).from_gaussian(outputs[0], outputs[1] ** 2)
     assert torch.equal(moments.mean, flat[0])
     assert torch.equal(moments.variance, flat[1] ** 2)
 

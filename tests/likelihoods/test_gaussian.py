@@ -136,7 +136,7 @@ def test_draws_in_any_groups_are_what_all_of_them_are_together(groups, shape, he
 @pytest.mark.parametrize("shape", [(4,), (4, 1), (1, 1), (4, 3), (2, 1, 3)])
 def test_moments_are_exact_for_plain_noise(shape):
     mean, variance = torch.randn(shape, dtype=F64), torch.rand(shape, dtype=F64)
-    prediction = Gaussian(0.5).from_moments(mean, variance)
+    prediction = Gaussian(0.5).from_gaussian(mean, variance)
     if shape[-1] == 1 and len(shape) > 1:
         mean, variance = mean[..., 0], variance[..., 0]
     torch.testing.assert_close(prediction.mean, mean, rtol=0, atol=0)
@@ -150,7 +150,7 @@ def test_moments_of_a_head_are_those_of_many_draws(shape):
         torch.randn(*shape[:-1], 2 * shape[-1], dtype=F64),
         torch.rand(*shape[:-1], 2 * shape[-1], dtype=F64),
     )
-    prediction = Gaussian("head").from_moments(mean, variance)
+    prediction = Gaussian("head").from_gaussian(mean, variance)
     draws = mean + variance.sqrt() * torch.randn(100_000, *mean.shape, dtype=F64)
     truth = Gaussian("head").from_samples(draws)
     assert prediction.mean.shape == truth.mean.shape
@@ -164,11 +164,11 @@ def test_the_scale_multiplies_both_variances_of_predictions_and_not_the_loss():
     likelihood = Gaussian(0.5).double()
     outputs, target = torch.randn(6, 4, dtype=F64), torch.randn(4, dtype=F64)
     plain, loss = likelihood.from_samples(outputs), likelihood.nll(outputs[0], target)
-    moments = likelihood.from_moments(outputs[0], outputs[1] ** 2)
+    moments = likelihood.from_gaussian(outputs[0], outputs[1] ** 2)
     likelihood.variance_scale.fill_(3.0)
     for scaled, before in [
         (likelihood.from_samples(outputs), plain),
-        (likelihood.from_moments(outputs[0], outputs[1] ** 2), moments),
+        (likelihood.from_gaussian(outputs[0], outputs[1] ** 2), moments),
     ]:
         assert torch.equal(scaled.mean, before.mean)
         torch.testing.assert_close(scaled.aleatoric, 3 * before.aleatoric, rtol=1e-14, atol=0)
@@ -184,8 +184,8 @@ def test_half_precision_outputs_are_computed_on_in_float32(dtype):
     for found, wanted in [
         (likelihood.from_samples(outputs), likelihood.from_samples(outputs.float())),
         (
-            likelihood.from_moments(outputs[0], outputs[1] ** 2),
-            likelihood.from_moments(outputs[0].float(), (outputs[1] ** 2).float()),
+            likelihood.from_gaussian(outputs[0], outputs[1] ** 2),
+            likelihood.from_gaussian(outputs[0].float(), (outputs[1] ** 2).float()),
         ),
     ]:
         for name in ("mean", "aleatoric", "epistemic"):

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from bayesify._predictors import PREDICTORS
+
 __all__ = [
     "EXIT_CODES",
     "Commands",
@@ -174,7 +176,8 @@ def add_predicting(parser: argparse.ArgumentParser, *, score: bool) -> None:
     """Add what says how predictions are made."""
     group = parser.add_argument_group("prediction")
     group.add_argument("--num-samples", type=_positive, metavar="N", help="how many draws; default: the posterior's")
-    group.add_argument("--how", default="sampling", help="sampling, closed-form, or mean (default: %(default)s)")
+    names = ", ".join(PREDICTORS)
+    group.add_argument("--how", default="sampling", metavar="NAME", help=f"one of {names} (default: %(default)s)")
     group.add_argument("--seed", type=int, default=0, help="of everything random (default: %(default)s)")
     if score:
         group.add_argument(

@@ -8,11 +8,13 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from bayesify._math import at_least_float32
 from bayesify._tree import output_tensor
 from bayesify._values import misfits
+from bayesify.likelihoods._gaussian_draws import gaussian_draws
 from bayesify.prediction import Prediction
 
-__all__ = ["Likelihood", "Stream", "as_likelihood", "likelihood_from_dict"]
+__all__ = ["Likelihood", "Stream", "as_likelihood", "likelihood_from_dict", "variance_of"]
 
 _KINDS: dict[str, type[Likelihood]] = {}
 
@@ -53,8 +55,42 @@ class Likelihood(nn.Module, ABC):
         """Return a collector that turns outputs of draws into a prediction."""
 
     @abstractmethod
-    def from_moments(self, mean: Tensor, variance: Tensor) -> Prediction:
-        """Return the prediction of Gaussian outputs with the given mean and variance, (B, ...)."""
+    def integrate(self, mean: Tensor, variance: Tensor | None, covariance: Tensor | None) -> Prediction:
+        """Return the prediction of Gaussian outputs without draws; see `from_gaussian`, which calls it."""
+
+    def from_gaussian(
+        self,
+        mean: Tensor,
+        variance: Tensor | None = None,
+        *,
+        covariance: Tensor | None = None,
+        num_samples: int | None = None,
+        seed: int = 0,
+    ) -> Prediction:
+        """Return the prediction of Gaussian outputs: what all predictors without draws of a network end in.
+
+        Args:
+            mean: (B, ...), as the network returns outputs.
+            variance: Of independent outputs, the same shape; or
+            covariance: (B, ..., F, F), of the last dimension's F outputs.
+            num_samples: None integrates, the same for every call; else how many draws of the outputs are averaged.
+            seed: Of these.
+
+        Example:
+            >>> import torch
+            >>> from bayesify import Gaussian
+            >>> found = Gaussian(1.0).from_gaussian(torch.zeros(2, 1), torch.ones(2, 1))
+            >>> found.epistemic, found.aleatoric
+            (tensor([1., 1.]), tensor([1., 1.]))
+        """
+        if (variance is None) == (covariance is None):
+            raise ValueError("Give the outputs' variance or their covariance, one of the two.")
+        if num_samples is None:
+            return self.integrate(mean, variance, covariance)
+        stream = self.stream()
+        for draws in gaussian_draws(mean, variance, covariance, num_samples=num_samples, seed=seed):
+            stream.add(draws)
+        return stream.result()
 
     def from_samples(self, outputs: Tensor, *, keep_samples: bool = False) -> Prediction:
         """Return the prediction that outputs of draws, (S, B, ...), make together."""
@@ -104,6 +140,19 @@ class Likelihood(nn.Module, ABC):
     def to_dict(self) -> dict[str, Any]:
         """Return the configuration as plain values."""
         return {"kind": self.kind, **self.config()}
+
+
+def variance_of(variance: Tensor | None, covariance: Tensor | None) -> Tensor:
+    """Return the variances, in at least float32, of outputs of which one of the two is known.
+
+    >>> import torch
+    >>> variance_of(None, torch.tensor([[2.0, 1.0], [1.0, 3.0]]))
+    tensor([2., 3.])
+    """
+    if variance is None:
+        assert covariance is not None
+        variance = covariance.diagonal(dim1=-2, dim2=-1)
+    return at_least_float32(variance)
 
 
 _NAMES = {"classification": "categorical", "binary": "bernoulli", "regression": "gaussian"}

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from bayesify._math import at_least_float32
-from bayesify.likelihoods._base import Likelihood, Stream
+from bayesify.likelihoods._base import Likelihood, Stream, variance_of
 from bayesify.likelihoods._categorical import Categorical, fit_temperature
 from bayesify.prediction import ClassificationPrediction
 
@@ -64,44 +63,15 @@ class Bernoulli(Likelihood):
         """Return a collector of draws."""
         return _BernoulliStream(self._pair(), keep_samples)
 
-    def from_moments(self, mean: Tensor, variance: Tensor) -> ClassificationPrediction:
-        """Return the prediction of Gaussian logits by the probit approximation sigmoid(m / sqrt(1 + pi v / 8))."""
-        # A pair (-l/2, l/2) has the variances of its centred logits v/4, and softmax of it is sigmoid(l); scaling the
-        # pair by 1/sqrt(1 + pi v / 8) is the binary probit.
-        variance = _squeeze_last(at_least_float32(variance)) / self.temperature**2
-        pairs = _pairs(at_least_float32(mean))
-        plain = self._pair().from_moments(pairs, torch.zeros_like(pairs))
-        damped = self._pair().from_moments(
-            pairs / (1 + torch.pi / 8 * variance).sqrt()[..., None], torch.zeros_like(pairs)
-        )
-        spread = 2 * (plain.probs[..., 0] * plain.probs[..., 1]) ** 2 * variance
-        epistemic = torch.minimum(_information(pairs[..., 1] / self.temperature, variance), damped.total)
-        return ClassificationPrediction(
-            log_probs=damped.log_probs,
-            aleatoric=damped.total - epistemic,
-            epistemic=epistemic,
-            variation_ratio=damped.variation_ratio,
-            model_variance=torch.minimum(spread, 1 - (damped.probs**2).sum(-1)),
-            logits_mean=plain.logits_mean,
-            logits_variance=(variance / 4)[..., None].expand_as(plain.log_probs),
-        )
+    def integrate(self, mean: Tensor, variance: Tensor | None, covariance: Tensor | None) -> ClassificationPrediction:
+        """Return the prediction of Gaussian logits, by quadrature, which is exact."""
+        spread = _squeeze_last(variance_of(variance, covariance))
+        return self._pair().integrate(_pairs(mean), torch.stack([torch.zeros_like(spread), spread], -1), None)
 
     def _pair(self) -> Categorical:
         pair = Categorical(class_dim=-1)
         pair.temperature = self.temperature
         return pair
-
-
-def _information(mean: Tensor, variance: Tensor) -> Tensor:
-    """Return the mutual information of the answer and its Gaussian logit, H[E p] - E H[p], by quadrature."""
-    points, weights = np.polynomial.hermite_e.hermegauss(32)
-    nodes, shares = (torch.from_numpy(x).to(mean) for x in (points, weights / weights.sum()))
-    logits = mean[..., None] + variance.sqrt()[..., None] * nodes
-    yes = torch.sigmoid(logits)
-    average = (yes * shares).sum(-1)
-    each = functional.softplus(logits) - logits * yes  # H[p] = ln(1 + e^l) - l p
-    entropy: Tensor = torch.special.entr(average) + torch.special.entr(1 - average)
-    return (entropy - (each * shares).sum(-1)).clamp_min(0)
 
 
 def _squeeze(output: Tensor, ndim: int) -> Tensor:

@@ -12,9 +12,12 @@ from torch.nn import functional
 
 from bayesify._math import at_least_float32, entropy, minimise
 from bayesify.likelihoods._base import Likelihood, Stream
+from bayesify.likelihoods._softmax_integrals import average_softmax, covariance_root
 from bayesify.prediction import ClassificationPrediction
 
-__all__ = ["Categorical", "fit_temperature", "gaussian_information"]
+__all__ = ["Categorical", "fit_temperature", "independent_variances"]
+
+LITTLE = 0.05  # a variance of logits of which first order is right to a few percent
 
 
 class Categorical(Likelihood):
@@ -135,43 +138,46 @@ class Categorical(Likelihood):
         """Return a collector of draws."""
         return _CategoricalStream(self, keep_samples)
 
-    def from_moments(
-        self, mean: Tensor, variance: Tensor, *, num_samples: int | None = None, seed: int = 0
-    ) -> ClassificationPrediction:
-        """Return the prediction of Gaussian logits.
+    def integrate(self, mean: Tensor, variance: Tensor | None, covariance: Tensor | None) -> ClassificationPrediction:
+        """Return the prediction of Gaussian logits: the same averages that draws have, at points that are fixed.
 
-        Without `num_samples`: the probit approximation on centred logits,
-        p = softmax(m_c / sqrt(1 + pi v_c / 8)) (MacKay 1992), with the epistemic part of `gaussian_information`. With
-        it: that many draws of the C-dimensional Gaussian.
+        See `average_softmax`. Where all variances are small, first order takes the place of the differences for the
+        epistemic part and the model variance, which rounding would swallow.
         """
-        mean, variance = self.classes_last(mean), self.classes_last(variance)
-        if num_samples is not None:
-            if num_samples < 1:
-                raise ValueError(f"num_samples must be at least 1, but it is {num_samples}.")
-            generator = torch.Generator(device=mean.device).manual_seed(seed)
-            stream = _CategoricalStream(Categorical(class_dim=-1), keep_samples=False)
-            scale = variance.sqrt()
-            for _ in range(num_samples):
-                noise = torch.empty_like(mean).normal_(generator=generator)
-                stream.add((mean + scale * noise)[None] / self.temperature)
-            return stream.result()
-        centred = (mean - mean.mean(-1, keepdim=True)) / self.temperature
-        variance = variance / self.temperature**2
-        centred_variance = _centred_variance(variance)
-        log_probs = functional.log_softmax(centred / (1 + torch.pi / 8 * centred_variance).sqrt(), dim=-1)
-        probs = log_probs.exp()
-        total = entropy(log_probs)
-        epistemic = gaussian_information((probs * (1 - probs) * variance).sum(-1), total)
+        logits = self.classes_last(mean) / self.temperature
+        logits = logits - logits.mean(-1, keepdim=True)
+        if covariance is None:
+            assert variance is not None
+            own = self.classes_last(variance).clamp_min(0) / self.temperature**2
+            root, centred = own.sqrt(), _centred_variance(own)
+        else:
+            covariance = _centred(at_least_float32(covariance) / self.temperature**2).to(logits.dtype)
+            own = centred = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0)
+            root = covariance_root(covariance)
+        flat = average_softmax(
+            logits.flatten(0, -2),
+            root.reshape(-1, *root.shape[logits.ndim - 1 :]),
+            positions=logits.shape[1:-1].numel(),
+        )
+        log_probs, votes = flat.log_probs.view_as(logits), flat.votes.view_as(logits)
+        aleatoric, squares = (x.view(logits.shape[:-1]) for x in (flat.entropy, flat.squares))
+        probs, total = log_probs.exp(), entropy(log_probs)
+        # First order: a logit's move m has the information m' F m / 2 and moves p by F m, F = diag p - p p'.
+        product = own * probs if covariance is None else (covariance @ probs[..., None])[..., 0]
+        along = (probs * product).sum(-1)
+        information = ((probs * own).sum(-1) - along) / 2
+        spread = (probs**2 * (own - 2 * product + along[..., None])).sum(-1)
+        little = own.amax(-1) < LITTLE
+        epistemic = torch.where(little, information, total - aleatoric).clamp_min(0)
+        epistemic = torch.minimum(epistemic, total)
         return ClassificationPrediction(
             log_probs=log_probs,
             aleatoric=total - epistemic,
             epistemic=epistemic,
-            variation_ratio=torch.zeros_like(total),
-            # First order: p changes by J l, J = diag p - p p', so its variance is sum_c (J diag(v) J')_cc. Since
-            # p.p <= 1 for every draw, it cannot be above 1 - pbar.pbar.
-            model_variance=torch.minimum(_softmax_variance(probs, variance), 1 - (probs**2).sum(-1)),
-            logits_mean=centred,
-            logits_variance=centred_variance,
+            variation_ratio=(1 - votes.amax(-1)).clamp_min(0),
+            model_variance=torch.where(little, spread, squares - (probs**2).sum(-1)).clamp_min(0),
+            logits_mean=logits,
+            logits_variance=centred,
         )
 
 
@@ -194,25 +200,34 @@ def _picked(logits: Tensor, labels: Tensor) -> Tensor:
     return functional.log_softmax(logits, dim=-1).gather(-1, labels[:, None])[:, 0]
 
 
-def gaussian_information(trace: Tensor, total: Tensor) -> Tensor:
-    """Return the mutual information of a class and its Gaussian logits, in nats.
-
-    For little variance it is a = tr(F V) / 2 with F = diag p - p p', and it is never above the entropy H; a H / (a + H)
-    is right at both ends, and within 15 % of draws for ten classes in between.
-    """
-    half = trace / 2
-    return half * total / (half + total).clamp_min(torch.finfo(total.dtype).tiny)
-
-
 def _centred_variance(variance: Tensor) -> Tensor:
     """Return the variances of independent logits after their mean over classes is taken off."""
     classes = variance.shape[-1]
     return variance * (1 - 2 / classes) + variance.sum(-1, keepdim=True) / classes**2
 
 
-def _softmax_variance(probs: Tensor, variance: Tensor) -> Tensor:
-    inner = (probs**2 * variance).sum(-1, keepdim=True)
-    return (probs**2 * (variance * (1 - 2 * probs) + inner)).sum(-1)
+def independent_variances(centred: Tensor) -> Tensor:
+    """Return variances of independent logits whose centred logits have the given variances, (..., C).
+
+    Logits with variances v, after their mean over classes is taken off, have u_c = v_c (1 - 2/C) + sum v / C^2. This is
+    solved for v. Where no v >= 0 does it, the sum of u is kept.
+
+    >>> independent_variances(torch.tensor([1.0, 1.0]))
+    tensor([2., 2.])
+    """
+    classes = centred.shape[-1]
+    total = centred.sum(-1, keepdim=True) / (1 - 1 / classes)
+    if classes == 2:
+        return (total / 2).expand_as(centred).clone()
+    found = ((centred - total / classes**2) / (1 - 2 / classes)).clamp_min(0)
+    kept = found.sum(-1, keepdim=True)
+    return torch.where(kept > 0, found * (total / kept.clamp_min(torch.finfo(kept.dtype).tiny)), found)
+
+
+def _centred(covariance: Tensor) -> Tensor:
+    """Return the covariance of logits after their mean over classes is taken off, which softmax does not see."""
+    covariance = covariance - covariance.mean(-1, keepdim=True)
+    return covariance - covariance.mean(-2, keepdim=True)
 
 
 class _CategoricalStream(Stream):

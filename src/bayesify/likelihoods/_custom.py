@@ -47,9 +47,9 @@ class Custom(Likelihood):
         """Return a collector of draws."""
         return _CustomStream(self._predictive, keep_samples)
 
-    def from_moments(self, mean: Tensor, variance: Tensor) -> RegressionPrediction:
+    def integrate(self, mean: Tensor, variance: Tensor | None, covariance: Tensor | None) -> RegressionPrediction:
         """Return the mean and variance of the outputs, without noise."""
-        found = Gaussian(1.0).from_moments(mean, variance)
+        found = Gaussian(1.0).integrate(mean, variance, covariance)
         return RegressionPrediction(found.mean, torch.zeros_like(found.mean), found.epistemic)
 
     def config(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify._math import at_least_float32
-from bayesify.likelihoods._base import Likelihood, Stream
+from bayesify.likelihoods._base import Likelihood, Stream, variance_of
 from bayesify.prediction import RegressionPrediction
 
 __all__ = ["Gaussian"]
@@ -151,10 +151,10 @@ class Gaussian(Likelihood):
         """Return a collector of draws."""
         return _GaussianStream(self, keep_samples)
 
-    def from_moments(self, mean: Tensor, variance: Tensor) -> RegressionPrediction:
-        """Return N(mean, variance + noise variance); with a noise head both arguments hold both halves."""
+    def integrate(self, mean: Tensor, variance: Tensor | None, covariance: Tensor | None) -> RegressionPrediction:
+        """Return N(mean, variance + noise variance); with a noise head all arguments hold both halves."""
         centre, noise = self.moments(mean)
-        variance = at_least_float32(variance)
+        variance = variance_of(variance, covariance)
         if self.noise_std == "head":
             variance, of_log = variance.chunk(2, dim=-1)
             noise = noise * (_drop_one(of_log) / 2).exp()  # the mean of a log-normal

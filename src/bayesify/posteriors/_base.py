@@ -177,19 +177,24 @@ class Posterior(nn.Module):
             )
         return output.reshape(draws, rows, *output.shape[1:])
 
+    def output_gaussian(self, inputs: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return mean, and variance or covariance, of outputs that are Gaussian themselves, where they are."""
+        del inputs
+        raise ValueError(
+            f"The posterior of {self.method.name!r} has no prediction in closed form; that of "
+            "Laplace(structure='last-layer') has. Use how='sampling'."
+        )
+
     def closed_form(self, inputs: Any, *, num_samples: int | None = None, seed: int = 0) -> Prediction:
         """Return the prediction in closed form, in one pass, where the posterior has one.
 
         Args:
             inputs: B examples.
-            num_samples: Average so many draws of the outputs' Gaussian instead of a formula, where one is approximate.
-            seed: Of these.
+            num_samples: As in `Likelihood.from_gaussian`.
+            seed: Of these draws.
         """
-        del inputs, num_samples, seed
-        raise ValueError(
-            f"The posterior of {self.method.name!r} has no prediction in closed form; that of "
-            "Laplace(structure='last-layer') has. Use how='sampling'."
-        )
+        mean, variance, covariance = self.output_gaussian(inputs)
+        return self.likelihood.from_gaussian(mean, variance, covariance=covariance, num_samples=num_samples, seed=seed)
 
     def reference(self, inputs: Any) -> Tensor:
         """Return what the user's network returns, as long as nothing was learned."""

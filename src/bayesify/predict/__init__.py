@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from bayesify._modes import evaluation_mode
+from bayesify._predictors import ONE_PASS, PREDICTORS, How, require_name
 from bayesify._progress import bar
 from bayesify._tree import batch_rows, inputs_of, slice_rows, to_device
 from bayesify.likelihoods import Stream
@@ -28,22 +29,20 @@ if TYPE_CHECKING:
     from bayesify.predict._scale import fit_variance_scale
     from bayesify.predict.streamlined import Moments, moment_rule
 
-__all__ = ["Law", "Moments", "add_draws", "fit_variance_scale", "laws", "moment_rule", "posterior_device", "predict"]
-
-How = Literal[
-    "sampling",
-    "mean",
-    "closed-form",
-    "streamlined",
-    "linearised",
-    "moments",
-    "margin",
-    "principal",
-    "covariance",
-    "per-head",
+__all__ = [
+    "ONE_PASS",
+    "PREDICTORS",
+    "How",
+    "Law",
+    "Moments",
+    "add_draws",
+    "fit_variance_scale",
+    "laws",
+    "moment_rule",
+    "posterior_device",
+    "predict",
+    "require_name",
 ]
-_HOW = get_args(How)
-ONE_PASS = ("streamlined", "linearised", "moments", "margin", "principal", "covariance", "per-head")
 
 # What only predictions without draws need is imported when it is asked for.
 _LATER = {
@@ -86,15 +85,15 @@ def predict(
         posterior: From `convert` or `load`.
         inputs: A tensor (B, ...), a tuple or a mapping of such, or a loader. Batches of a loader may be inputs
             alone (a tensor or a mapping) or (inputs, targets); targets are not looked at.
-        how: "sampling"; "mean", one pass without noise; "closed-form", one pass, where the posterior has such a form
-            (`Laplace(structure="last-layer")`); and, for posteriors with independent Gaussian weights, with Kronecker
-            products or with noisy layers, "streamlined", mean and variance in one pass, by the engine that suits the
-            network (the prediction's `predictor` says which); "linearised", the exact variance of every output to first
-            order in what is random, by one backward pass each. "moments", "margin" and "principal" are the engines of
-            "streamlined". "covariance" carries covariances through stacks of linear layers and activations.
-            "per-head" is "moments" with the covariances within each head of attention.
+        how: "sampling"; "mean", one pass without noise; and, for posteriors with independent Gaussian weights, with
+            Kronecker products, with noisy layers or with a random last layer (`Laplace()`), "streamlined", mean and
+            variance in one pass, by the engine that suits the network (the prediction's `predictor` says which);
+            "linearised", the exact variance of every output to first order in what is random, by one backward pass
+            each. "moments", "margin" and "principal" are the engines of "streamlined", and "closed-form" is its name
+            where only the last layer is random. "covariance" carries covariances through stacks of linear layers and
+            activations. "per-head" is "moments" with the covariances within each head of attention.
         num_samples: How many draws; None takes the posterior's own number. Without sampling nothing is drawn but
-            Gaussian outputs, which is cheap, and None takes closed forms instead.
+            Gaussian outputs, which is cheap, and None integrates over them instead.
         seed: None takes one from torch's global generator.
         chunk_size: The largest number of examples in one pass; None chooses by the device.
         keep_samples: Whether to keep the draws' own predictions, (S, B, ...).
@@ -121,8 +120,7 @@ def predict(
         inputs = torch.from_numpy(inputs)
     if isinstance(inputs, Dataset):
         raise TypeError("predict takes a tensor or a loader, not a data set: wrap it in a torch.utils.data.DataLoader.")
-    if how not in _HOW:
-        raise ValueError(f"how must be one of {list(_HOW)}, but it is {how!r}.")
+    require_name(how)
     check_output(output)
     if how == "closed-form" and (output != "prediction" or keep_samples):
         raise ValueError("A prediction in closed form has neither features nor samples: use how='sampling'.")
@@ -148,9 +146,7 @@ def predict(
             one_pass = _without_draws(posterior, how, batch) if how in ONE_PASS and count else None
             for start in bar(range(0, count, rows), "predict", shown=progress and direct):
                 part = slice_rows(batch, start, min(start + rows, count)) if count > rows else batch
-                if how == "closed-form":
-                    prediction = posterior.closed_form(part, num_samples=num_samples, seed=seed)
-                elif one_pass is None:
+                if one_pass is None:
                     prediction = _predict_chunk(posterior, part, keys, how, keep_samples, output)
                 else:
                     spread = input_variance

@@ -18,6 +18,7 @@ from bayesify.posteriors import (
     InputMixturePosterior,
     KroneckerLaplacePosterior,
     MembersPosterior,
+    MixturePosterior,
     NoisePosterior,
     PointPosterior,
     Posterior,
@@ -50,6 +51,7 @@ class Law:
         noisy: The layers with noise of their own; each has `noise_terms`, see `NoiseTerms`.
         place: What lets the network meet the tensors for a while, by name; else they take the places of its own.
         rotated: Which of the random tensors have correlated entries, and how; all others are independent.
+        weight: The component's share of the posterior, in proportion to the others'.
     """
 
     means: dict[str, Tensor] = field(default_factory=dict)
@@ -58,6 +60,7 @@ class Law:
     noisy: tuple[nn.Module, ...] = ()
     place: Place = _in_place
     rotated: tuple[Rotated, ...] = ()
+    weight: float = 1.0
 
     def scaled(self, scales: Mapping[str, float]) -> Law:
         """Return the law with some tensors' variances multiplied by numbers."""
@@ -73,12 +76,11 @@ class Law:
 
 @singledispatch
 def laws(posterior: Posterior) -> list[Law]:
-    """Return the components of a posterior; they have equal weights."""
+    """Return the components of a posterior."""
     raise ValueError(
-        f"The weights of a {type(posterior).__name__} are no Gaussians that can be carried through a network, and it "
-        "has no noisy layers, so its predictions need draws: use how='sampling'. Samples of weights have means and "
-        "variances that can be carried: distill(sample_bank(posterior, 100), 'swag', latent=0). Another kind of "
-        "posterior is made known with bayesify.predict.laws.register."
+        f"The weights of a {type(posterior).__name__} are samples, or made by a network, and no Gaussians that can be "
+        "carried through a network, so its predictions need draws: use how='sampling'. Samples of weights have means "
+        "and variances that can be carried: distill(sample_bank(posterior, 100), 'swag', latent=0)."
     )
 
 
@@ -122,6 +124,18 @@ def _(posterior: SWAGPosterior) -> list[Law]:
     posterior.keys(None, 0)  # refuses stale statistics
     variances = posterior.codec.split(posterior.variance() * posterior.scale**2)
     return [Law(posterior.codec.split(posterior.average), variances, posterior.statistics_of(0))]
+
+
+@laws.register
+def _(posterior: MixturePosterior) -> list[Law]:
+    if posterior.statistics.as_dict():
+        raise ValueError(
+            "The batch-normalisation statistics of a mixture belong to its draws, and its components have none. Use "
+            "how='sampling'."
+        )
+    split, shares = posterior.codec.split, posterior.shares.tolist()
+    parts = zip(posterior.means, posterior.stds.square(), shares, strict=True)
+    return [Law(split(mean), split(variance), weight=share) for mean, variance, share in parts if share > 0]
 
 
 @laws.register

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -12,16 +11,20 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bayesify.posteriors import Posterior
+from bayesify._tree import slice_rows
+from bayesify.posteriors import LastLayerLaplacePosterior, Posterior
+from bayesify.predict._closed_form import ClosedForm
 from bayesify.predict._laws import Law, laws
 from bayesify.predict._outputs import OutputMoments, class_position, prediction_of
+from bayesify.predict._scales import Scale, check_scales
 from bayesify.predict.linearised import LinearisedPass, Plan, make_plan
 from bayesify.predict.linearised._head import Head, look, principal_variances
 from bayesify.predict.linearised._outputs import all_variances, margin_variances
 from bayesify.predict.streamlined import MomentsPass
+from bayesify.predict.streamlined._moments import NoRuleError
 from bayesify.prediction import Prediction
 
-__all__ = ["OnePass", "Scale", "one_pass_of"]
+__all__ = ["OnePass", "make_one_pass", "one_pass_of"]
 
 
 _WORDS = {
@@ -33,7 +36,6 @@ _WORDS = {
     "per-head": "streamlined: means and variances in one forward pass, with covariances within heads",
 }
 FORWARD = ("moments", "covariance", "per-head")
-Scale = float | Mapping[str, float]
 Engine = Literal["linearised", "moments", "margin", "principal", "covariance", "per-head"]
 
 
@@ -59,7 +61,6 @@ class OnePass:
             self.passes = [self._forward(law) for law in self.laws]
         elif self.plan is None:
             self.plan = make_plan(posterior, self.laws[0], inputs)
-        self.state = _state(posterior)
         self.others: dict[frozenset[tuple[str, float]], OnePass] = {}
 
     @property
@@ -69,11 +70,7 @@ class OnePass:
 
     def scaled(self, scales: Mapping[str, float]) -> OnePass:
         """Return the predictor of the posterior whose layers' variances are multiplied by numbers."""
-        unknown = [layer for layer in scales if layer not in self.layers]
-        if unknown:
-            raise ValueError(f"There is no layer {unknown[0]!r} with Gaussian weights; there are {self.layers}.")
-        if any(not 0 <= scale < math.inf for scale in scales.values()):
-            raise ValueError(f"Scales of variances must be at least 0 and finite, but they are {dict(scales)}.")
+        check_scales(scales, self.layers)
         key = frozenset(scales.items())
         if key not in self.others:
             made = copy.copy(self)
@@ -85,9 +82,20 @@ class OnePass:
             self.others = {key: made}  # the last one alone: each holds a copy of all variances
         return self.others[key]
 
-    def _forward(self, law: Law) -> MomentsPass:
+    @property
+    def backward(self) -> bool:
+        """Whether a prediction takes backward passes."""
+        return self.engine not in FORWARD
+
+    @property
+    def looped(self) -> bool:
+        """Whether examples are looped over."""
+        return self.backward and self.plan is not None and bool(self.plan.looped)
+
+    def _forward(self, law: Law, engine: Engine | None = None) -> MomentsPass:
+        engine = engine or self.engine
         first_order = self.posterior.method.first_order
-        covariance, per_head = self.engine == "covariance", self.engine == "per-head"
+        covariance, per_head = engine == "covariance", engine == "per-head"
         return MomentsPass(self.posterior, law, first_order=first_order, covariance=covariance, per_head=per_head)
 
     def _choose(self, how: str, inputs: Any) -> Any:
@@ -107,23 +115,28 @@ class OnePass:
         if how == "margin" and not single:
             raise ValueError(
                 f"how='margin' is for one decision or one number for each example, and the network's output is "
-                f"{tuple(outputs.shape[1:])}. Use how='moments' or how='linearised'."
+                f"{tuple(outputs.shape[1:])}. Use how='streamlined' or how='linearised'."
             )
         whole = single and classes and self.head is not None
         if how == "principal" and not whole:
             raise ValueError(
-                "how='principal' is for classifiers whose logits come from a last nn.Linear. Use how='margin' or "
+                "how='principal' is for classifiers whose logits come from a last nn.Linear. Use how='streamlined' or "
                 "how='linearised'."
             )
         if how != "streamlined":
             return how
-        if not single:
-            return "moments"
+        best = "linearised" if not single else "principal" if whole else "margin"
         with suppress(ValueError):  # a network that no backward pass can be planned for
             self.plan = make_plan(posterior, law, inputs)
-        if self.plan is None or not self.plan.positions or self.plan.looped:
+        if single and self.plan is not None and self.plan.positions and not self.plan.looped:
+            return best
+        if self.plan is None:
             return "moments"
-        return "principal" if whole else "margin"
+        try:
+            self._forward(law, "moments")(slice_rows(inputs, 0, 1))
+        except (NoRuleError, ValueError):  # an operation that only derivatives are known of
+            return best
+        return "moments"
 
     @property
     def words(self) -> str:
@@ -142,7 +155,7 @@ class OnePass:
                 mean, variance = self.passes[index](inputs, input_variance)
             else:
                 mean, variance = self._backward(law, inputs)
-            found.append(OutputMoments(mean, variance if scale == 1 else variance * scale, self.words))
+            found.append(OutputMoments(mean, variance, self.words, weight=law.weight).times(scale))
         return found
 
     def _backward(self, law: Law, inputs: Any) -> tuple[Tensor, Tensor]:
@@ -179,12 +192,28 @@ def layer_of(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def one_pass_of(posterior: Posterior, how: str, inputs: Any) -> OnePass:
+def make_one_pass(posterior: Posterior, how: str, inputs: Any) -> OnePass | ClosedForm:
+    """Return the predictor of this name for a posterior, or raise with what works instead."""
+    if isinstance(posterior, LastLayerLaplacePosterior):
+        if how == "per-head":
+            raise ValueError(
+                "how='per-head' is for attentions with random values, and only the last linear layer is random here. "
+                "Use how='streamlined'."
+            )
+        # Outputs are linear in what is random: every approximation is the closed form.
+        return ClosedForm(posterior)
+    if how == "closed-form":
+        posterior.output_gaussian(inputs)  # says what there is instead
+    return OnePass(posterior, how, inputs)
+
+
+def one_pass_of(posterior: Posterior, how: str, inputs: Any) -> OnePass | ClosedForm:
     """Return the predictor of a posterior, which is kept until the posterior changes."""
-    known: dict[str, OnePass] = posterior.noise.predictors
-    if how not in known or known[how].posterior is not posterior or known[how].state != _state(posterior):
-        known[how] = OnePass(posterior, how, inputs)
-    return known[how]
+    known: dict[str, tuple[Any, OnePass | ClosedForm]] = posterior.noise.predictors
+    state = _state(posterior)
+    if how not in known or known[how][1].posterior is not posterior or known[how][0] != state:
+        known[how] = (state, make_one_pass(posterior, how, inputs))
+    return known[how][1]
 
 
 def _state(posterior: Posterior) -> tuple[Any, ...]:

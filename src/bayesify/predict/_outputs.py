@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,104 +11,104 @@ from torch import Tensor
 
 from bayesify._math import entropy
 from bayesify.likelihoods import Categorical, Likelihood
+from bayesify.likelihoods._categorical import independent_variances
+from bayesify.likelihoods._gaussian_draws import gaussian_draws
 from bayesify.prediction import ClassificationPrediction, Prediction, RegressionPrediction
 
-__all__ = ["OutputMoments", "independent_variances", "prediction_of"]
-
-DRAWS_AT_ONCE = 2**22  # numbers
+__all__ = ["OutputMoments", "class_position", "independent_variances", "prediction_of"]
 
 
 @dataclass(frozen=True)
 class OutputMoments:
-    """Outputs of one component of a posterior, as independent Gaussians.
+    """Gaussian outputs of one component of a posterior.
 
     Attributes:
         mean: (B, ...), as the network returns them.
-        variance: The same shape.
+        variance: The same shape, where outputs count as independent; else None.
         predictor: Where they come from, in words.
+        covariance: (B, ..., F, F) of the last dimension's outputs, where it is known; else None.
+        weight: The component's share of the posterior.
     """
 
     mean: Tensor
-    variance: Tensor
+    variance: Tensor | None
     predictor: str
+    covariance: Tensor | None = None
+    weight: float = 1.0
 
-
-def independent_variances(centred: Tensor) -> Tensor:
-    """Return variances of independent logits whose centred logits have the given variances, (..., C).
-
-    Logits with variances v, after their mean over classes is taken off, have u_c = v_c (1 - 2/C) + sum v / C^2. This is
-    solved for v. Where no v >= 0 does it, the sum of u is kept.
-
-    >>> independent_variances(torch.tensor([1.0, 1.0]))
-    tensor([2., 2.])
-    """
-    classes = centred.shape[-1]
-    total = centred.sum(-1, keepdim=True) / (1 - 1 / classes)
-    if classes == 2:
-        return (total / 2).expand_as(centred).clone()
-    found = ((centred - total / classes**2) / (1 - 2 / classes)).clamp_min(0)
-    kept = found.sum(-1, keepdim=True)
-    return torch.where(kept > 0, found * (total / kept.clamp_min(torch.finfo(kept.dtype).tiny)), found)
+    def times(self, scale: float) -> OutputMoments:
+        """Multiply variances and covariances by a number."""
+        if scale == 1:
+            return self
+        variance = None if self.variance is None else self.variance * scale
+        return replace(self, variance=variance, covariance=None if self.covariance is None else self.covariance * scale)
 
 
 def prediction_of(
     likelihood: Likelihood, components: Sequence[OutputMoments], *, num_samples: int | None, seed: int
 ) -> Prediction:
-    """Return the prediction of a mixture of Gaussian outputs with equal weights.
+    """Return the prediction of a mixture of Gaussian outputs.
 
     Args:
         likelihood: What the outputs mean.
         components: The components' moments.
-        num_samples: None for closed forms: for classes the probit approximation on centred logits. Else how many draws
-            of the outputs, which are the same standard normals, in pairs of opposite sign, for every example.
+        num_samples: As in `Likelihood.from_gaussian`, of each component, or in proportion to unequal weights.
         seed: Of the draws.
     """
-    if num_samples is not None:
-        made = _sampled(likelihood, components, num_samples, seed)
+    total = sum(one.weight for one in components)
+    weights = [one.weight / total for one in components]
+    if num_samples is None:
+        made = _mixture(
+            [likelihood.from_gaussian(one.mean, one.variance, covariance=one.covariance) for one in components], weights
+        )
     else:
-        made = _mixture([likelihood.from_moments(one.mean, one.variance) for one in components])
-    return dataclasses.replace(made, predictor=components[0].predictor)  # type: ignore[call-arg]
+        stream = likelihood.stream()
+        for one, weight in zip(components, weights, strict=True):
+            number = max(1, round(num_samples * len(components) * weight)) if num_samples > 0 else num_samples
+            for draws in gaussian_draws(one.mean, one.variance, one.covariance, num_samples=number, seed=seed):
+                stream.add(draws)
+        made = stream.result()
+    return replace(made, predictor=components[0].predictor)  # type: ignore[call-arg]
 
 
-def _sampled(likelihood: Likelihood, components: Sequence[OutputMoments], number: int, seed: int) -> Prediction:
-    stream = likelihood.stream()
-    event = components[0].mean.shape[1:]
-    generator = torch.Generator().manual_seed(seed)
-    half = torch.randn((number + 1) // 2, *event, generator=generator, dtype=torch.float64)
-    normals = torch.stack([half, -half], 1).flatten(0, 1)[:number]
-    at_once = max(1, DRAWS_AT_ONCE // max(1, components[0].mean.numel()))
-    for one in components:
-        mean, std = one.mean, one.variance.clamp_min(0).sqrt()
-        for part in torch.split(normals.to(mean), at_once):
-            stream.add(mean + std * part[:, None])
-    return stream.result()
-
-
-def _mixture(parts: Sequence[Prediction]) -> Prediction:
+def _mixture(parts: Sequence[Prediction], weights: Sequence[float]) -> Prediction:
     if len(parts) == 1:
         return parts[0]
+
+    def average(values: Tensor) -> Tensor:
+        found: Tensor = torch.tensordot(values.new_tensor(weights), values, 1)
+        return found
+
+    def spread(values: Tensor) -> Tensor:
+        return average((values - average(values)).square())
+
     if all(isinstance(part, RegressionPrediction) for part in parts):
-        mean = _stacked(parts, "mean").mean(0)
-        spread = _stacked(parts, "epistemic").mean(0) + _stacked(parts, "mean").var(0, correction=0)
-        return RegressionPrediction(mean=mean, aleatoric=_stacked(parts, "aleatoric").mean(0), epistemic=spread)
+        means, aleatoric, own = (_stacked(parts, name) for name in ("mean", "aleatoric", "epistemic"))
+        return RegressionPrediction(average(means), average(aleatoric), epistemic=average(own) + spread(means))
     if not all(isinstance(part, ClassificationPrediction) for part in parts):
         raise TypeError(f"There is no mixture of {[type(part).__name__ for part in parts]}.")
-    log_probs = _stacked(parts, "log_probs").logsumexp(0) - math.log(len(parts))
-    aleatoric = _stacked(parts, "aleatoric").mean(0)
-    probs = _stacked(parts, "log_probs").exp()
-    within, between = _stacked(parts, "model_variance").mean(0), probs.var(0, correction=0).sum(-1)
-    winners = probs.argmax(-1)
-    votes = torch.stack([(winners == one).sum(0) for one in winners]).amax(0)
-    means = _stacked(parts, "logits_mean")
+    each, means = _stacked(parts, "log_probs"), _stacked(parts, "logits_mean")
+    shares = each.new_tensor(weights).log().view(-1, *(1,) * (each.ndim - 1))
+    log_probs, probs = (each + shares).logsumexp(0), each.exp()
+    total, aleatoric = entropy(log_probs), average(_stacked(parts, "aleatoric"))
+    epistemic = (total - aleatoric).clamp_min(0)
     return ClassificationPrediction(
         log_probs=log_probs,
-        aleatoric=aleatoric,
-        epistemic=(entropy(log_probs) - aleatoric).clamp_min(0),
-        variation_ratio=1 - votes.to(log_probs.dtype) / len(parts),
-        model_variance=within + between,
-        logits_mean=means.mean(0),
-        logits_variance=_stacked(parts, "logits_variance").mean(0) + means.var(0, correction=0),
+        aleatoric=total - epistemic,
+        epistemic=epistemic,
+        variation_ratio=(1 - average(_votes(probs, _stacked(parts, "variation_ratio"))).amax(-1)).clamp_min(0),
+        model_variance=average(_stacked(parts, "model_variance")) + spread(probs).sum(-1),
+        logits_mean=average(means),
+        logits_variance=average(_stacked(parts, "logits_variance")) + spread(means),
     )
+
+
+def _votes(probs: Tensor, ratio: Tensor) -> Tensor:
+    """Return how draws vote: all but the ratio for the most probable class, the others as the probabilities are."""
+    best = torch.zeros_like(probs).scatter(-1, probs.argmax(-1, keepdim=True), 1.0)
+    others = probs * (1 - best)
+    others = others / others.sum(-1, keepdim=True).clamp_min(torch.finfo(probs.dtype).tiny)
+    return best * (1 - ratio[..., None]) + others * ratio[..., None]
 
 
 def _stacked(parts: Sequence[Any], name: str) -> Tensor:

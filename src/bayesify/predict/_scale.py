@@ -17,6 +17,7 @@ from bayesify._tree import split_batch, to_device
 from bayesify.likelihoods import Likelihood
 from bayesify.posteriors import Posterior, require_posterior
 from bayesify.predict import ONE_PASS
+from bayesify.predict._closed_form import ClosedForm
 from bayesify.predict._one_pass import OnePass, one_pass_of
 from bayesify.predict._outputs import OutputMoments, prediction_of
 from bayesify.prediction import ClassificationPrediction, Prediction, RegressionPrediction
@@ -122,7 +123,7 @@ def fit_variance_scale(
 
 
 def _per_layer(
-    one_pass: OnePass, batches: Sequence[tuple[Any, Tensor]], found: Found, nll: Callable[[Found], float]
+    one_pass: OnePass | ClosedForm, batches: Sequence[tuple[Any, Tensor]], found: Found, nll: Callable[[Found], float]
 ) -> dict[str, float]:
     layers = one_pass.layers
     if not layers:
@@ -137,7 +138,7 @@ def _per_layer(
     alone = [run({other: float(other == layer) for other in layers}) for layer in layers]
     parts = [
         [
-            torch.stack([each[batch][0][component].variance - one.variance for each in alone])
+            torch.stack([_spread(each[batch][0][component]) - _spread(one) for each in alone])
             for component, one in enumerate(moments)
         ]
         for batch, (moments, _) in enumerate(silent)
@@ -150,8 +151,9 @@ def _per_layer(
             sums = []
             for one, base, part in zip(moments, still, of_layers, strict=True):
                 scales = torch.tensor([math.exp(value) for value in logs.values()]).to(part)
-                variance = base.variance + torch.tensordot(scales, part, 1)
-                sums.append(OutputMoments(one.mean, variance.clamp_min(0), one.predictor))
+                spread = _spread(base) + torch.tensordot(scales, part, 1)
+                field = {"variance": spread.clamp_min(0)} if one.covariance is None else {"covariance": spread}
+                sums.append(replace(one, **field))
             made.append((sums, targets))
         return made
 
@@ -172,7 +174,13 @@ def _per_layer(
 
 
 def _times(found: Found, scale: float) -> Found:
-    return [([replace(one, variance=one.variance * scale) for one in moments], targets) for moments, targets in found]
+    return [([one.times(scale) for one in moments], targets) for moments, targets in found]
+
+
+def _spread(one: OutputMoments) -> Tensor:
+    found = one.variance if one.covariance is None else one.covariance
+    assert found is not None
+    return found
 
 
 def _nll(likelihood: Likelihood, found: Found, num_samples: int | None, seed: int) -> float:

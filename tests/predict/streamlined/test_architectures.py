@@ -86,4 +86,6 @@ def test_an_operation_without_a_rule_is_named_by_its_module():
     network = nn.Sequential()
     network.add_module("trunk", encoder)
     with pytest.raises(NotImplementedError, match=r"cummax in module 'trunk.1' .*@bayesify.predict.moment_rule\("):
-        predict(noisy(network.eval()), torch.randn(2, 4), how="streamlined")
+        predict(noisy(network.eval()), torch.randn(2, 4), how="moments")
+    prediction = predict(noisy(network.eval()), torch.randn(2, 4), how="streamlined")
+    assert "backward pass" in prediction.predictor

@@ -208,5 +208,5 @@ class WrittenOut(nn.Module):
 )
 def test_what_carries_no_covariances_is_an_error(network, found):
     posterior = gaussian(network, likelihood=Gaussian(1.0))
-    with pytest.raises(ValueError, match=rf"covariances of {found} attentions.*how='moments'"):
+    with pytest.raises(ValueError, match=rf"covariances of {found} attentions.*how='streamlined'"):
         predict(posterior, randn(2, TOKENS, WIDTH), how="per-head")

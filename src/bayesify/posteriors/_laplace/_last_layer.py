@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bayesify._tree import batch_rows
 from bayesify.likelihoods import Categorical
-from bayesify.likelihoods._closed import from_centred_moments, from_covariance
+from bayesify.likelihoods._categorical import independent_variances
 from bayesify.posteriors._laplace._base import LaplacePosterior
 from bayesify.posteriors._laplace._evidence import Spectrum
 from bayesify.posteriors._noise import Key, keyed_numbers
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["LastLayerLaplacePosterior", "last_linear"]
 
 LARGEST = 10_000  # parameters: their covariance then has 10^8 numbers
+AT_ONCE = 2**23  # numbers
 
 
 class LastLayerLaplacePosterior(LaplacePosterior):
@@ -30,8 +31,8 @@ class LastLayerLaplacePosterior(LaplacePosterior):
 
     With phi extended by a one for the bias, H = sum_n Lambda_n (x) phi_n phi_n', Lambda_n the curvature in the outputs
     of example n. Outputs are linear in these weights, so that they are Gaussian, and the prediction of a regression is
-    exact: mean f(x), covariance of outputs c and d phi' Sigma_cd phi. For classes softmax of Gaussian logits is taken
-    by the probit approximation or by draws of the logits.
+    exact: mean f(x), covariance of outputs c and d phi' Sigma_cd phi. For classes softmax is integrated over the
+    Gaussian logits, see `Likelihood.from_gaussian`.
 
     `matrix` holds the sum H while the data are seen, and afterwards its eigenvectors; `values` the eigenvalues.
 
@@ -186,10 +187,24 @@ class LastLayerLaplacePosterior(LaplacePosterior):
 
     @torch.no_grad()
     def output_covariance(self, features: Tensor) -> Tensor:
-        """Return the covariance of the outputs, phi' Sigma_cd phi, (..., C, C)."""
-        phi, count, width = self.extended(features), self.outputs_count, self.width
-        covariance = self.covariance().view(count, width, count, width)
-        return torch.einsum("...i,cidj,...j->...cd", phi, covariance, phi)
+        """Return the covariance of the outputs, phi' Sigma_cd phi, (..., C, C).
+
+        With the eigenvectors' rows A = phi' Q_c it is A (lambda + delta)^-1 A', without the covariance of the weights.
+        """
+        self.require_complete()
+        phi, count = self.extended(features).flatten(0, -2), self.outputs_count
+        vectors = self._matrix.view(count, self.width, -1)
+        variances = 1 / (self._values * self.scale + self.prior_precision)
+
+        def of(some: Tensor) -> Tensor:
+            met = torch.stack([some @ vectors[index] for index in range(count)], 1)
+            return (met * variances) @ met.mT
+
+        rows = max(1, AT_ONCE // (count * self.width * count))
+        # The number of rows is a symbol while a program is traced, and all rows go together.
+        whole = not isinstance(phi.shape[0], int) or phi.shape[0] <= rows
+        found = of(phi) if whole else torch.cat([of(some) for some in torch.split(phi, rows)])
+        return found.view(*features.shape[:-1], count, count)
 
     def _forms(self, centred: bool) -> Tensor:
         """Return the quadratic forms in phi that give the variances, (C, D', D'); kept until the posterior changes.
@@ -208,28 +223,26 @@ class LastLayerLaplacePosterior(LaplacePosterior):
         return self._cache[1]
 
     @torch.no_grad()
-    def closed_form(self, inputs: Any, *, num_samples: int | None = None, seed: int = 0) -> Prediction:
-        """Predict in one pass: exact for regression; for classes the probit approximation, or draws of the logits."""
+    def output_gaussian(self, inputs: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return mean, and variance or covariance, of the outputs; exact, since they are linear in what is random."""
         self.require_complete()
         output, features = self.features(inputs)
-        return self.predictive(output, features, num_samples=num_samples, seed=seed)
+        if isinstance(self.likelihood, Categorical) and self.outputs_count > 2:
+            return output, None, self.output_covariance(features).reshape(*output.shape, self.outputs_count)
+        return output, self._variance(output, features), None
 
     @torch.no_grad()
-    def predictive(
-        self, output: Tensor, features: Tensor, *, num_samples: int | None = None, seed: int = 0
-    ) -> Prediction:
-        """Return the prediction for outputs and features of the mean network."""
-        likelihood = self.likelihood
-        classes = isinstance(likelihood, Categorical)
-        if num_samples is not None:
-            mean = output if output.shape[-1] == self.outputs_count else output[..., None]
-            covariance = self.output_covariance(features).reshape(*mean.shape, self.outputs_count)
-            return from_covariance(likelihood, mean, covariance, num_samples=num_samples, seed=seed)
-        variance = self.output_variance(features, centred=classes)
-        if isinstance(likelihood, Categorical):
-            logits = likelihood.classes_last(output)
-            return from_centred_moments(likelihood, logits, variance.reshape(logits.shape).to(logits.dtype))
-        return likelihood.from_moments(output, variance.reshape(output.shape))
+    def predictive(self, output: Tensor, features: Tensor) -> Prediction:
+        """Return the prediction for outputs and features of the mean network, with logits as independent ones.
+
+        Their variances are those that have the right ones after centring: a C-th of the covariances' work.
+        """
+        return self.likelihood.from_gaussian(output, self._variance(output, features))
+
+    def _variance(self, output: Tensor, features: Tensor) -> Tensor:
+        classes = isinstance(self.likelihood, Categorical)
+        variance = self.output_variance(features, centred=classes).reshape(output.shape)
+        return independent_variances(variance) if classes else variance
 
 
 def _same_numbers(one: Tensor, other: Tensor) -> bool:

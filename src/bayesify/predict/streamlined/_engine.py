@@ -68,7 +68,7 @@ class MomentsPass:
             raise ValueError(
                 f"how='per-head' carried the covariances of {found.projected} of {found.attentions} attentions with "
                 "random values. It needs nn.MultiheadAttention or scaled_dot_product_attention, with values that are a "
-                "linear layer's outputs, and a linear layer behind it. Use how='moments' or how='linearised'."
+                "linear layer's outputs, and a linear layer behind it. Use how='streamlined' or how='linearised'."
             )
 
     def _random(self, name: str) -> Moments:
@@ -114,11 +114,12 @@ class MomentsPass:
         if self.settings.covariance:
             return NoRuleError(
                 f"{operation} in {where} has no rule for covariances, which how='covariance' has for linear layers and "
-                "functions of single entries alone. Use how='moments' or how='linearised'."
+                "functions of single entries alone. Use how='streamlined' or how='linearised'."
             )
         return NoRuleError(
             f"{operation} in {where} has no rule for means and variances. Add one: @bayesify.predict.moment_rule("
-            f"{operation}), see its docstring; or use how='linearised' or how='sampling', which need none."
+            f"{operation}), see its docstring; or use how='streamlined', which then takes another way, or "
+            "how='linearised'."
         )
 
 

@@ -1,0 +1,183 @@
+"""What softmax does to Gaussian logits on average: integrals at points that are always the same."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+__all__ = ["Averages", "average_softmax", "covariance_root", "number_of_points"]
+
+MOST, LEAST = 512, 16  # points
+WIDTH = 1.5  # of the first coordinate, in standard deviations: what decides a confident prediction are its tails
+LINE = 128  # points for two classes, from -6.5 to 6.5 standard deviations; none at the mean, where steps are
+TOGETHER = 2**16  # numbers of an example at a time
+AT_ONCE = 2**17  # numbers at a time, which stay in a processor's cache
+SMALLEST = 1e-30
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Averages:
+    """Averages over Gaussian logits.
+
+    Attributes:
+        log_probs: ln E[p], (N, C).
+        entropy: E[H[p]], (N,).
+        squares: E[p.p], (N,).
+        votes: How probable it is that a class has the largest logit, (N, C).
+    """
+
+    log_probs: Tensor
+    entropy: Tensor
+    squares: Tensor
+    votes: Tensor
+
+
+def number_of_points(classes: int, positions: int = 1) -> int:
+    """Return how many points an example takes that has so many positions (tokens, pixels) with so many classes.
+
+    >>> [number_of_points(10), number_of_points(1000), number_of_points(21, positions=256 * 256)]
+    [512, 128, 16]
+    """
+    wanted = 2**17 // (classes * positions)
+    return min(MOST, max(LEAST, 1 << max(0, wanted.bit_length() - 1)))
+
+
+def average_softmax(mean: Tensor, root: Tensor, *, positions: int = 1) -> Averages:
+    """Average functions of softmax(l) over l = mean + root z, z standard normal.
+
+    Two classes are an integral over one number, by 128 equal steps: exact to rounding. Else the points are a scrambled
+    Sobol sequence through the normal quantile, turned for each example so that the first coordinate is the direction
+    in which the most probable class gains or loses most, and wider there, with weights that make up for it: rare draws
+    that overturn a confident prediction have their share of the points. There is no seed, and no state.
+
+    Args:
+        mean: (N, C).
+        root: Standard deviations of independent logits (N, C), or a root of their covariance (N, C, R).
+        positions: How many of the rows belong to one example, which decides how many points each gets.
+    """
+    classes, rows = mean.shape[-1], mean.shape[0]
+    if classes == 2:
+        difference = root if root.ndim == 2 else root[:, 0] - root[:, 1]
+        half = difference.square().sum(-1, keepdim=True).sqrt() / 2
+        root, turn = torch.stack([half, -half], 1), None
+        points, weights = _line()
+    else:
+        turn = _turn(mean, root)
+        points, weights = _cloud(root.shape[-1], number_of_points(classes, positions))
+    z, shares = (torch.from_numpy(array).to(mean) for array in (points, weights))
+    some = max(1, AT_ONCE // (classes * min(len(weights), max(1, TOGETHER // classes))))
+    if not isinstance(rows, int) or rows <= some:  # a symbol, while a program is traced: all rows go together
+        return _average(mean, root, turn, z, shares)
+    parts = []
+    for start in range(0, rows, some):
+        few = slice(start, start + some)
+        parts.append(_average(mean[few], root[few], None if turn is None else turn[few], z, shares))
+    return Averages(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Averages)))
+
+
+def _average(mean: Tensor, root: Tensor, turn: Tensor | None, z: Tensor, shares: Tensor) -> Averages:
+    classes = mean.shape[-1]
+    probs, votes = torch.zeros_like(mean), torch.zeros_like(mean)
+    entropy, squares = torch.zeros_like(mean[:, 0]), torch.zeros_like(mean[:, 0])
+    together = max(1, TOGETHER // classes)
+    for part, share in zip(torch.split(z, together, -1), torch.split(shares, together), strict=True):
+        logits = _moved(mean, root, turn, part)
+        # From the largest one on; a difference of 1e4 is nothing, in any precision.
+        logits.sub_(logits.amax(1, keepdim=True)).clamp_min_(-1e4)
+        each = logits.exp()
+        sums = each.sum(1, keepdim=True)
+        each.div_(sums)
+        probs = probs + torch.mv(each.flatten(0, 1), share).view_as(mean)
+        votes = votes + torch.mv((logits == 0).to(mean.dtype).flatten(0, 1), share).view_as(mean)
+        entropy = entropy + torch.mv(sums[:, 0].log() - logits.mul_(each).sum(1), share)
+        squares = squares + torch.mv(each.square_().sum(1), share)
+    # Below what the type can add up, the value at the mean keeps the order.
+    floor = functional.log_softmax(mean, -1).clamp_max(math.log(SMALLEST))
+    log_probs = torch.where(probs > SMALLEST, probs.clamp_min(SMALLEST).log(), floor)
+    return Averages(functional.log_softmax(log_probs, -1), entropy, squares, votes)
+
+
+def _moved(mean: Tensor, root: Tensor, turn: Tensor | None, z: Tensor) -> Tensor:
+    """Return mean + root (I - 2 u u') z, (N, C, S)."""
+    if root.ndim == 3:
+        if turn is not None:
+            root = root - 2 * (root @ turn[..., None]) * turn[:, None]
+        return (root @ z).add_(mean[..., None])
+    assert turn is not None
+    moved = torch.addcmul(mean[..., None], root[..., None], z)
+    return moved.addcmul_((root * turn)[..., None], (turn @ z)[:, None], value=-2)
+
+
+def _turn(mean: Tensor, root: Tensor) -> Tensor:
+    """Return u, (N, R): the reflection I - 2 u u' takes the first axis to where a draw most probably has another top.
+
+    That is the difference of the top logit and an average of the others, in which each counts by how near it is, in
+    standard deviations of the difference; the logistic distribution's variance is nearly 2.5 Gaussian ones.
+    """
+    top = torch.zeros_like(mean).scatter(-1, mean.argmax(-1, keepdim=True), 1.0)
+    gap = (mean * top).sum(-1, keepdim=True) - mean
+    if root.ndim == 2:
+        spread = (root * top).square().sum(-1, keepdim=True) + root.square()
+    else:
+        spread = ((root * top[..., None]).sum(1, keepdim=True) - root).square().sum(-1)
+    along = top - (-gap.square() / (2 * spread + 5) - 1e30 * top).softmax(-1)
+    along = along * root if root.ndim == 2 else (along[:, None] @ root)[:, 0]
+    along = functional.normalize(along, dim=-1)
+    first = torch.eye(1, along.shape[-1], dtype=along.dtype, device=along.device)
+    return functional.normalize(first + torch.where(along[:, :1] > 0, along, -along), dim=-1)
+
+
+def covariance_root(covariance: Tensor) -> Tensor:
+    """Return R with R R' = covariance, (..., C, C), which may be singular: Cholesky's method, column by column.
+
+    Written out, since a program for other machines has no operation for it.
+
+    >>> covariance_root(torch.tensor([[4.0, 2.0], [2.0, 1.0]]))
+    tensor([[2., 0.],
+            [1., 0.]])
+    """
+    size = covariance.shape[-1]
+    left = covariance
+    least = torch.finfo(left.dtype).eps * size * covariance.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True)
+    columns = []
+    for index in range(size):
+        pivot = left[..., :1, 0]
+        column = left[..., 0] * torch.where(pivot > least, pivot.clamp_min(0).rsqrt(), 0)
+        columns.append(functional.pad(column, (index, 0)))
+        left = (left - column[..., None] * column[..., None, :])[..., 1:, 1:]
+    return torch.stack(columns, -1)
+
+
+@lru_cache(maxsize=8)
+def _cloud(dims: int, number: int) -> tuple[Array, Array]:
+    """Return points (R, S) and weights (S,)."""
+    with torch.device("cpu"):
+        if dims <= torch.quasirandom.SobolEngine.MAXDIM:
+            sobol = torch.quasirandom.SobolEngine(dims, scramble=True, seed=7)  # type: ignore[no-untyped-call]
+            uniform = sobol.draw(number, dtype=torch.float64).T.clamp(1e-9, 1 - 1e-9)
+        else:
+            uniform = torch.rand(dims, number, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        z = torch.special.ndtri(uniform)
+        ranks = uniform[0].argsort().argsort()
+        z[0] = WIDTH * torch.special.ndtri((ranks + 0.5) / number)
+        weights = ((z[0] / WIDTH).square() / 2 - z[0].square() / 2).exp()
+        weights /= weights.sum()
+        z -= (z @ weights)[:, None]
+        z /= (z.square() @ weights).sqrt()[:, None]
+        return z.contiguous().numpy(), weights.numpy()  # an archive wants whole tensors
+
+
+@lru_cache(maxsize=1)
+def _line() -> tuple[Array, Array]:
+    """Return equal steps of one number, (1, S), and their weights."""
+    z = np.linspace(-6.5, 6.5, LINE)
+    weights = np.exp(-(z**2) / 2)
+    return z.reshape(1, -1).copy(), weights / weights.sum()
