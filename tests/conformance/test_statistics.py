@@ -91,7 +91,9 @@ def test_every_method_is_in_the_table():
     assert {method.name for method in METHODS.values()} == set(methods())
 
 
-@pytest.mark.parametrize("make", [mlp, convolutions], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make", [mlp, pytest.param(convolutions, marks=pytest.mark.slow)], ids=lambda make: make.__name__
+)
 @pytest.mark.parametrize("name", METHODS)
 def test_a_pass_is_as_good_in_evaluation_mode_as_in_training_mode(name: str, make):
     """The NLL differs by 5 % at most; with components apart in the passes of a step it was up to 87 %."""
