@@ -94,6 +94,7 @@ def sampler_step(network: nn.Module, method: bayesify.SGLD, x: Tensor, y: Tensor
     posterior = bayesify.convert(network, method)
     stage = method.stages(posterior)[0]
     optimiser = method.make_optimiser(stage.groups)
+    method.prepare_optimiser(posterior, optimiser, N)
 
     def step() -> None:
         optimiser.zero_grad(set_to_none=True)

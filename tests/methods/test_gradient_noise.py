@@ -243,6 +243,30 @@ def test_noise_that_cannot_be_taken_off_is_said():
     assert "cannot be taken off" in words
 
 
+def test_a_loop_of_ones_own_measures_too():
+    posterior = bayesify.convert(nn.Linear(4, 1, bias=False).double(), method(), likelihood=Gaussian(noise_std=NOISE))
+    (stage,) = posterior.method.stages(posterior)
+    optimiser = posterior.method.make_optimiser(stage.groups)
+    posterior.method.prepare_optimiser(posterior, optimiser, N)
+    for step in range(6 * EVERY + 1):
+        optimiser.zero_grad()
+        rows = torch.arange(B) + step % (N // B) * B
+        with stage.context():
+            torch.autograd.backward(posterior.loss((X[rows], Y[rows, None]), num_data=N).total)
+        optimiser.step()
+    assert 0.4 < posterior.gradient_noise.item() < 3
+
+
+@pytest.mark.filterwarnings("ignore:The burn-in")
+def test_apd_warns_too():
+    network = nn.Linear(4, 1, bias=False).double()
+    apd = bayesify.APD(prior_std=1.0, epochs=16, chains=2, num_samples=4, hidden=(4,), latent=2, steps=2)
+    posterior = bayesify.convert(network, apd, likelihood=Gaussian(noise_std=NOISE))
+    loader = DataLoader(TensorDataset(X, Y[:, None]), batch_size=B, shuffle=True)
+    with pytest.warns(UserWarning, match="noise of the minibatches' gradients"):
+        bayesify.fit(posterior, loader, progress=False)
+
+
 @pytest.mark.parametrize("together", [True, False])
 def test_chains_have_shares_of_their_own(together: bool):
     posterior, (_,) = fitted(num_samples=8, chains=2, together=together)
@@ -296,7 +320,7 @@ def test_a_killed_run_goes_on_with_its_correction(together: bool, tmp_path: Path
         loader = DataLoader(TensorDataset(X, Y[:, None]), batch_size=B, shuffle=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            bayesify.fit(posterior, loader, progress=False, checkpoint=tmp_path, checkpoint_steps=1)
+            bayesify.fit(posterior, loader, progress=False, checkpoint=tmp_path, checkpoint_steps=4)
         return posterior
 
     handle = register_optimizer_step_post_hook(kill)
