@@ -26,7 +26,8 @@ __all__ = [
     "to_device",
 ]
 
-TARGET_KEYS = ("labels", "label", "targets", "target", "y")
+TARGET_KEYS = ("labels", "shift_labels", "label", "targets", "target", "y")
+SPAN_KEYS = ("start_positions", "end_positions")  # of an answer in a text: two targets
 
 
 def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
@@ -90,12 +91,15 @@ def split_batch(batch: Any) -> tuple[Any, Any]:
     """Split a training batch into inputs and targets.
 
     A pair `(x, y)`; a longer tuple `(x1, x2, y)`, whose last entry is the target; a mapping with one of the
-    keys `labels, label, targets, target, y`, whose other entries are the inputs by name.
+    keys `labels, label, targets, target, y`, whose other entries are the inputs by name. `start_positions` and
+    `end_positions` together are targets (B, 2), and `shift_labels` is transformers' name for tokens that come next.
 
     >>> split_batch({"input_ids": 1, "labels": 2})
     ({'input_ids': 1}, 2)
     """
     if isinstance(batch, Mapping):
+        if all(isinstance(batch.get(key), Tensor) for key in SPAN_KEYS):
+            return inputs_of(batch), _span(batch)
         for key in TARGET_KEYS:
             if key in batch:
                 return {k: v for k, v in batch.items() if k != key}, batch[key]
@@ -112,6 +116,13 @@ def split_batch(batch: Any) -> tuple[Any, Any]:
     )
 
 
+def _span(batch: Mapping[str, Any]) -> Tensor:
+    """Return first and last position of an answer, (B, 2); -100 where the text was cut off before it."""
+    positions = torch.stack([batch[key].flatten() for key in SPAN_KEYS], dim=-1).clamp_min(0)
+    text = batch.get("input_ids", batch.get("inputs_embeds"))
+    return positions if text is None else positions.where(positions < text.shape[1], -100)
+
+
 def inputs_of(batch: Any) -> Any:
     """Return the inputs of a batch that may hold targets too, which are not looked at.
 
@@ -119,7 +130,7 @@ def inputs_of(batch: Any) -> Any:
     ({'input_ids': 1}, 3, 3)
     """
     if isinstance(batch, Mapping):
-        return {key: value for key, value in batch.items() if key not in TARGET_KEYS}
+        return {key: value for key, value in batch.items() if key not in (*TARGET_KEYS, *SPAN_KEYS)}
     if isinstance(batch, list | tuple):
         return batch[0] if len(batch) == 1 else split_batch(batch)[0]
     return batch
@@ -157,8 +168,8 @@ def call(module: nn.Module | Callable[..., Any], inputs: Any) -> Any:
 def output_tensor(output: Any, key: str | int | None = None) -> Tensor:
     """Find the tensor of logits or means in a network's output.
 
-    A tensor is itself; a mapping or `ModelOutput` gives `logits`, or its only entry; a tuple gives its first
-    entry. `key` names another entry.
+    A tensor is itself; a mapping or `ModelOutput` gives `logits`, or its only entry, or `start_logits` and
+    `end_logits` side by side, (B, 2, T); a tuple gives its first entry. `key` names another entry.
 
     >>> output_tensor((torch.ones(1), None))
     tensor([1.])
@@ -175,6 +186,8 @@ def output_tensor(output: Any, key: str | int | None = None) -> Tensor:
         found = output.get("logits")
         if found is None and len(output) == 1:
             found = next(iter(output.values()))
+        if found is None and "start_logits" in output and "end_logits" in output:
+            found = torch.stack([output["start_logits"], output["end_logits"]], dim=1)
     elif isinstance(output, list | tuple) and output:
         found = output[0]
     if isinstance(found, Tensor):

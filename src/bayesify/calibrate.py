@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bayesify._modes import evaluation_mode
-from bayesify._tree import split_batch, to_device
+from bayesify._tree import to_device
 from bayesify.likelihoods import Stream
 from bayesify.posteriors import Posterior, require_posterior
 from bayesify.predict import add_draws, posterior_device
@@ -48,7 +48,7 @@ def calibrate(
     with torch.no_grad(), evaluation_mode(posterior):
         keys = posterior.keys(num_samples, seed)
         for batch in val_loader:
-            inputs, target = split_batch(to_device(batch, device))
+            inputs, target = posterior.split_batch(to_device(batch, device))
             kept = _Keep()
             add_draws(posterior, inputs, keys, kept)
             posterior.likelihood.check(kept.outputs[0][0], target)

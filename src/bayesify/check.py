@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bayesify._modes import evaluation_mode
-from bayesify._tree import inputs_of, split_batch, to_device
+from bayesify._tree import inputs_of, to_device
 from bayesify.posteriors import Posterior, require_posterior
 from bayesify.predict import PREDICTORS, posterior_device, predict, require_name
 from bayesify.prediction import ClassificationPrediction, Prediction, RegressionPrediction
@@ -119,7 +119,7 @@ def check(
             seconds[name] += taken
         for half, prediction in zip(halves, drawn, strict=True):
             half.append(prediction)
-        if batch is not inputs and (targets := _targets(batch)) is not None:
+        if batch is not inputs and (targets := _targets(posterior, batch)) is not None:
             nll, count = prediction_nll(posterior.likelihood, fast[-1], targets)
             other, _ = prediction_nll(posterior.likelihood, _average(drawn), targets)
             scores.append((nll, other, count))
@@ -151,9 +151,9 @@ def check(
     )
 
 
-def _targets(batch: Any) -> Tensor | None:
+def _targets(posterior: Posterior, batch: Any) -> Tensor | None:
     try:
-        targets = split_batch(batch)[1]
+        targets = posterior.split_batch(batch)[1]
     except ValueError:
         return None
     return targets if isinstance(targets, Tensor) else None

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify._tree import split_batch
 from bayesify.posteriors import InputMixturePosterior
 from bayesify.predict import predict
 from bayesify.prediction import ClassificationPrediction
@@ -60,7 +59,7 @@ def look_at_components(posterior: InputMixturePosterior, loader: Iterable[Any]) 
     """
     if not isinstance(posterior, InputMixturePosterior):
         raise TypeError(f"Only posteriors that IBNN made have components, and this is a {type(posterior).__name__}.")
-    batches = [split_batch(batch) for batch in loader]
+    batches = [posterior.split_batch(batch) for batch in loader]
     if not batches:
         raise ValueError("The loader gave no batch, so there is nothing to look at the components with.")
     targets = torch.cat([targets for _, targets in batches]).cpu()
@@ -73,11 +72,13 @@ def look_at_components(posterior: InputMixturePosterior, loader: Iterable[Any]) 
         log_probs.append(prediction.log_probs.cpu())
     stacked = torch.stack(log_probs)
     labels = stacked.argmax(-1)
-    picked = stacked.gather(-1, targets.long().expand(len(stacked), *targets.shape)[..., None])[..., 0]
+    counted = targets.long() != getattr(posterior.likelihood, "ignore_index", -100)
+    chosen = targets.long().where(counted, 0).expand(len(stacked), *targets.shape)
+    picked = stacked.gather(-1, chosen[..., None])[..., 0][:, counted]
     apart = (labels[:, None] != labels[None]).float().flatten(2).mean(-1)
     positions, explained = place_components(posterior)
-    right = (labels == targets).float().flatten(1).mean(1)
-    return Components(right, -picked.flatten(1).mean(1), apart, positions, explained)
+    right = (labels == targets)[:, counted].float().mean(1)
+    return Components(right, -picked.mean(1), apart, positions, explained)
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from bayesify import measure
 from bayesify._compare import FIT_UNITS, LEVEL, table
 from bayesify._modes import evaluation_mode
-from bayesify._tree import call, split_batch, to_device
+from bayesify._tree import call, to_device
 from bayesify.convert import Conversion
 from bayesify.likelihoods import Bernoulli
 from bayesify.posteriors import Posterior, require_posterior
@@ -150,7 +150,7 @@ def evaluate(
         options: dict[str, Any] = {"how": how, "num_samples": num_samples, "seed": seed, "progress": progress}
         return predict(posterior, inputs, **options).cpu()
 
-    recorded = _Recorded(loader)
+    recorded = _Recorded(posterior, loader)
     prediction = predicted(recorded)
     prediction.score(score)  # a wrong name should not wait for the foreign sets
     targets = _counted(posterior, prediction, torch.cat(recorded.targets))
@@ -175,7 +175,8 @@ def evaluate(
 class _Recorded:
     """A loader that remembers its targets, since a shuffled one gives another order when it is read again."""
 
-    def __init__(self, loader: Iterable[Any]) -> None:
+    def __init__(self, posterior: Posterior, loader: Iterable[Any]) -> None:
+        self.posterior = posterior
         self.loader = loader
         self.targets: list[Tensor] = []
 
@@ -184,7 +185,7 @@ class _Recorded:
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self.loader:
-            self.targets.append(torch.as_tensor(split_batch(batch)[1]).detach().cpu())
+            self.targets.append(torch.as_tensor(self.posterior.split_batch(batch)[1]).detach().cpu())
             yield batch
 
 

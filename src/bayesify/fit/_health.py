@@ -78,7 +78,7 @@ def validation_nll(posterior: Posterior, loader: Iterable[Any], engine: Engine, 
     total = torch.zeros((), dtype=torch.float64, device=engine.device)
     count = torch.zeros((), dtype=torch.float64, device=engine.device)
     for batch in loader:
-        inputs, targets = split_batch(to_device(batch, engine.device))
+        inputs, targets = posterior.split_batch(to_device(batch, engine.device))
         with engine.autocast():
             outputs = [posterior.method.outputs(posterior, inputs) for _ in range(num_samples)]
         log_probs = torch.stack([posterior.likelihood.log_prob(output, targets) for output in outputs])
@@ -105,7 +105,7 @@ def accuracy(
     device = next(posterior.parameters()).device
     right, count = 0, 0
     for batch in islice(loader, max_batches):
-        inputs, targets = split_batch(to_device(batch, device))
+        inputs, targets = posterior.split_batch(to_device(batch, device))
         if original:
             outputs = [posterior.reference(inputs)]
         else:

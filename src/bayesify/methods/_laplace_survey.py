@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from bayesify._tree import batch_rows, call, split_batch
+from bayesify._tree import batch_rows, call
 from bayesify.curvature import (
     Call,
     Curvature,
@@ -97,7 +97,7 @@ class LaplaceSurvey(Survey):
     def look(self, batch: Any) -> None:
         """Add the curvature of a batch."""
         posterior = self.posterior
-        inputs, targets = split_batch(batch)
+        inputs, targets = posterior.split_batch(batch)
         if isinstance(posterior, LastLayerLaplacePosterior):
             output = self._look_at_last_layer(posterior, inputs, targets)
         else:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from bayesify._labels import Convention, beside_outputs, convention_of
 from bayesify._seen import InputsSeen
 from bayesify._tree import batch_rows, call, repeat_rows, split_batch
 from bayesify.likelihoods import Likelihood, as_likelihood
@@ -70,6 +71,7 @@ class Posterior(nn.Module):
         self.origin: dict[str, str] = {}
         self.frozen: list[str] = []
         self.inputs_seen = InputsSeen()
+        self._convention: Convention | None = None
         self.noise = Noise()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -205,6 +207,24 @@ class Posterior(nn.Module):
         """Find the tensor of logits or means in the network's output."""
         return self.likelihood.read(output, self.output_key)
 
+    def split_batch(self, batch: Any) -> tuple[Any, Any]:
+        """Split a batch into inputs and targets, each target beside the output that predicts it.
+
+        That is where targets stand in the batch, except for causal language models of transformers: their `labels` are
+        the tokens themselves, and the output at a token predicts the next one.
+
+        Args:
+            batch: `(inputs, targets)`, or a mapping with a target key.
+
+        Returns:
+            The inputs and the targets that `loss`, `evaluate` and `calibrate` compare the outputs with.
+        """
+        inputs, targets = split_batch(batch)
+        if self._convention is None:
+            self._convention = convention_of(self.network)
+        ignored = getattr(self.likelihood, "ignore_index", -100)
+        return inputs, beside_outputs(self._convention, batch, inputs, targets, ignored)
+
     # -- modes ----------------------------------------------------------------------------------------------
 
     @contextmanager
@@ -299,7 +319,7 @@ class Posterior(nn.Module):
             raise ValueError(f"num_data is the number of training examples, but it is {num_data}.")
         if likelihood is not None:
             self.set_likelihood(likelihood)
-        inputs, targets = split_batch(batch)
+        inputs, targets = self.split_batch(batch)
         self.noise.modes_learned = False  # what was looked at before with gradients on is not what is trained
         if foreign is None:
             return self.method.objective(self, inputs, targets, num_data)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bayesify._math import minimise
 from bayesify._modes import evaluation_mode
-from bayesify._tree import split_batch, to_device
+from bayesify._tree import to_device
 from bayesify.likelihoods import Likelihood
 from bayesify.posteriors import Posterior, require_posterior
 from bayesify.predict import ONE_PASS
@@ -97,8 +97,8 @@ def fit_variance_scale(
         raise ValueError(f"how must be one of {list(ONE_PASS)}, but it is {how!r}; for draws there is calibrate.")
     device = next((p.device for p in posterior.parameters()), torch.device("cpu"))
     with torch.inference_mode(False), torch.no_grad(), posterior.noise.lock, evaluation_mode(posterior):
-        batches = [split_batch(to_device(batch, device)) for batch in val_loader] if per_layer else []
-        seen: Iterable[Any] = batches or (split_batch(to_device(batch, device)) for batch in val_loader)
+        batches = [posterior.split_batch(to_device(batch, device)) for batch in val_loader] if per_layer else []
+        seen: Iterable[Any] = batches or (posterior.split_batch(to_device(batch, device)) for batch in val_loader)
         found: Found = []
         for inputs, targets in seen:
             moments = one_pass_of(posterior, how, inputs).moments(inputs)

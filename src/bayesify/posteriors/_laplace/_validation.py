@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bayesify._math import minimise
 from bayesify._modes import evaluation_mode
-from bayesify._tree import split_batch, to_device
+from bayesify._tree import to_device
 from bayesify.likelihoods import Bernoulli
 from bayesify.posteriors._laplace._base import LaplacePosterior
 from bayesify.posteriors._laplace._evidence import LEAST, MOST
@@ -68,7 +68,7 @@ def _closed_form_nll(posterior: LaplacePosterior, loader: Iterable[Any]) -> Call
     device = posterior.prior_precision.device
     kept = []
     for batch in loader:
-        inputs, targets = split_batch(to_device(batch, device))
+        inputs, targets = posterior.split_batch(to_device(batch, device))
         output, features = posterior.features(inputs)
         posterior.likelihood.check(output, targets)
         kept.append((output, features, targets))
@@ -84,7 +84,7 @@ def _sampled_nll(
     posterior: LaplacePosterior, loader: Iterable[Any], num_samples: int | None, seed: int
 ) -> Callable[[], float]:
     device = posterior.prior_precision.device
-    batches = [split_batch(to_device(batch, device)) for batch in loader]
+    batches = [posterior.split_batch(to_device(batch, device)) for batch in loader]
     _require(batches)
     keys = posterior.keys(num_samples, seed)
 
