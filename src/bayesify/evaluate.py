@@ -18,7 +18,6 @@ from bayesify._compare import FIT_UNITS, LEVEL, table
 from bayesify._modes import evaluation_mode
 from bayesify._tree import call, to_device
 from bayesify.convert import Conversion
-from bayesify.likelihoods import Bernoulli
 from bayesify.posteriors import Posterior, require_posterior
 from bayesify.predict import How, posterior_device, predict
 from bayesify.prediction import ClassificationPrediction, Prediction, RegressionPrediction
@@ -191,13 +190,12 @@ class _Recorded:
 
 def _counted(posterior: Posterior, prediction: Prediction, targets: Tensor) -> Tensor:
     """Return targets in the shape of the prediction, with the one label that does not count."""
-    likelihood = posterior.likelihood
-    if isinstance(prediction, ClassificationPrediction) and not isinstance(likelihood, Bernoulli):
-        return targets.where(targets != getattr(likelihood, "ignore_index", IGNORED), IGNORED)
+    labels = posterior.likelihood.labels(targets)
+    targets = targets if labels is None else labels
     shape = prediction.score("total").shape
     if targets.ndim == len(shape) + 1 and targets.shape[-1] == 1:  # likelihoods drop such a dimension too
         targets = targets[..., 0]
-    return (targets > 0.5).long() if isinstance(likelihood, Bernoulli) else targets
+    return targets
 
 
 def right_or_wrong(prediction: ClassificationPrediction, targets: Tensor) -> tuple[Tensor, Tensor]:

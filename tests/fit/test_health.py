@@ -1,5 +1,6 @@
 """A run that goes wrong says so, and says where."""
 
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import bayesify
 from bayesify import MAP, DeepEnsemble
 from bayesify.fit import NonFiniteError
+from bayesify.fit._health import Measured, _sign_test, warn_if_worse
 
 CLASSES = 3
 
@@ -139,6 +141,76 @@ def test_both_accuracies_are_of_the_same_examples():
         assert history.accuracy_before == history.accuracy_after
         seen.append(history.accuracy_before)
     assert len(set(seen)) > 1, "the same twenty examples for every seed prove nothing"
+
+
+def test_one_example_of_many_is_chance():
+    """A posterior that loses one of 32 examples is not worse: the warning came for that."""
+    then = Measured(1.0, torch.ones(32), torch.zeros(32))
+    for lost, warned in ((1, False), (6, False), (7, True)):  # 2^-7 < 1 %
+        right = (torch.arange(32) >= lost).float()
+        now = Measured(1 - lost / 32, right, torch.zeros(32))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            warn_if_worse(1.0, now, then, 0.01, "Advice.")
+        assert bool(caught) == warned, lost
+    assert "by chance has a probability of 0.008. Advice." in str(caught[0].message)
+
+
+def test_false_alarms_are_as_rare_as_is_said():
+    """Of 4,000 fits that change one answer in five by chance: 40 are expected, and the test is discrete, so fewer."""
+    random = torch.Generator().manual_seed(0)
+    alarms = 0
+    for _ in range(4000):
+        then = (torch.rand(100, generator=random) < 0.5).double()
+        now = then.where(torch.rand(100, generator=random) < 0.8, 1 - then)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            measured = (Measured(float(right.mean()), right, torch.zeros(100)) for right in (now, then))
+            after, before = measured
+            warn_if_worse(before.accuracy, after, before, 0.01, "")
+        alarms += bool(caught)
+    assert 5 < alarms < 60
+
+
+def test_the_sign_test_is_the_binomials():
+    for worse, better in ((0, 0), (3, 0), (5, 9), (40, 20)):
+        number = worse + better
+        expected = sum(math.comb(number, k) for k in range(worse, number + 1)) / 2**number
+        assert _sign_test(worse, better) == pytest.approx(expected, rel=1e-9)
+
+
+def test_soft_targets_count_as_the_nearer_answer():
+    """A target of .7 is yes: fit's accuracy took it for no."""
+    x = torch.linspace(-1, 1, 20)[:, None]
+    network = nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        network.weight.fill_(1.0)
+    soft = torch.where(x[:, 0] > 0, 0.7, 0.3)
+    posterior = bayesify.convert(network, MAP(lr=0.0), likelihood="binary")
+    history = _fit(posterior, [(x, soft)], num_data=20)
+    assert history.accuracy_before == history.accuracy_after == 1.0
+    assert bayesify.evaluate(posterior, [(x, soft)]).metrics["accuracy"] == 1.0
+
+
+def test_the_advice_is_the_methods():
+    """Laplace has no learning rate to lower."""
+    assert "learning rate" in MAP.if_worse
+    assert "learning rate" not in bayesify.Laplace.if_worse
+    torch.manual_seed(0)
+    y = torch.arange(200) % CLASSES
+    x = torch.eye(CLASSES, 4)[y] + 0.01 * torch.randn(200, 4)
+    wide = bayesify.Laplace(prior_precision=1e-6)
+    network = _trained()
+    with torch.no_grad():
+        network.weight.mul_(10)  # trained until there is no curvature left
+    posterior = bayesify.convert(network, wide)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        _fit(posterior, DataLoader(TensorDataset(x, y), batch_size=50), epochs=0)
+    texts = [str(warning.message) for warning in caught]
+    assert any("Accuracy fell" in text for text in texts)
+    assert any("The NLL of 200 training examples rose" in text for text in texts)
+    assert not any("learning rate" in text for text in texts)
 
 
 def test_regression_has_no_accuracy():

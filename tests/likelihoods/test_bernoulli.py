@@ -21,7 +21,7 @@ def test_log_prob_is_that_of_torch(output_shape):
     likelihood = Bernoulli()
     torch.testing.assert_close(likelihood.log_prob(logits, target), expected, rtol=1e-12, atol=1e-300)
     torch.testing.assert_close(likelihood.nll(logits, target.bool()), -expected.mean(), rtol=1e-12, atol=0)
-    assert torch.equal(likelihood.correct(logits, target), (logits.reshape(target_shape) > 0) == target.bool())
+    assert torch.equal(likelihood.labels(target), target.long())
 
 
 def test_soft_targets_and_a_kept_dimension():

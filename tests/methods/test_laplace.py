@@ -244,6 +244,7 @@ def test_include_names_the_last_layer():
     assert posterior.layer == "head"
 
 
+@pytest.mark.filterwarnings("ignore:The search for the prior precision")  # the labels are noise
 def test_auto_takes_validation_data_where_there_are_any():
     other = DataLoader(TensorDataset(*data()[:7]), 7)
     for how, options in (("validation", {"val_loader": other}), ("marginal-likelihood", {})):

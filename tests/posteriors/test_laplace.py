@@ -452,6 +452,7 @@ def _nll(posterior, x, y, closed):
     return measure.gaussian_nll(prediction.mean, prediction.variance, y.flatten())
 
 
+@pytest.mark.filterwarnings("ignore:The search for the prior precision")  # the labels are noise
 @pytest.mark.parametrize("structure", ["last-layer", "diagonal", "kronecker"])
 @pytest.mark.parametrize("per", ["network", "layer"])
 def test_a_prior_chosen_on_validation_data_is_never_worse_there(structure, per):
@@ -472,6 +473,7 @@ def test_a_prior_chosen_on_validation_data_is_never_worse_there(structure, per):
     assert not torch.equal(posteriors[0].prior_precision, posteriors[1].prior_precision)
 
 
+@pytest.mark.filterwarnings("ignore:The search for the prior precision")  # the labels are noise
 def test_validation_finds_the_best_of_a_fine_grid():
     network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
     with torch.no_grad():
@@ -487,6 +489,7 @@ def test_validation_finds_the_best_of_a_fine_grid():
     assert found <= min(grid) + 1e-5
 
 
+@pytest.mark.filterwarnings("ignore:The (search for the prior precision|NLL of)")  # the labels are noise
 def test_validation_for_regression_and_yes_or_no():
     x = _double(ROWS, 3)
     for likelihood, y, other in (

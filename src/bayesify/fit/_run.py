@@ -17,7 +17,7 @@ from bayesify._progress import bar
 from bayesify._tree import inputs_of, to_device
 from bayesify.fit._checkpoint import ANEW, Checkpoint, Progress, Saved
 from bayesify.fit._engine import Engine
-from bayesify.fit._health import accuracy, check_finite, validation_nll, warn_if_worse
+from bayesify.fit._health import Measured, check_finite, measure, validation_nll, warn_if_less_likely, warn_if_worse
 from bayesify.fit._history import EpochRecord, History
 from bayesify.fit._identity import (
     describe_data,
@@ -73,6 +73,7 @@ class Run:
         self.sums: dict[str, Any] = {}
         self.epoch_random: dict[str, Any] = {}  # decides the order of the data in the present epoch
         self.log = Log()
+        self.before: Measured | None = None
         self.batches = self.steps_per_epoch = 0
         self.probe: dict[str, Any] | None = None
         self.checkpoint = Checkpoint(self.checkpoint_folder)
@@ -381,19 +382,27 @@ class Run:
         first: list[Any] = []
         with self._measuring():
             sample = _keep_first(self._sample, first)
-            found = accuracy(self.posterior, sample, original=True, max_batches=self._sample_size)
+            self.before = measure(self.posterior, sample, original=True, max_batches=self._sample_size)
             if self.checkpoint.folder is not None and first:
                 self.probe = make_probe(self.posterior, first[0])
-        self.history.accuracy_before = found[0] if found else None
+        self.history.accuracy_before = None if self.before is None else self.before.accuracy
 
     def _measure_after(self, tolerance: float) -> None:
-        if self.history.accuracy_before is None:
+        survey = self.method.survey(self.posterior, self.num_data)
+        if self.history.accuracy_before is None and (self.before is None or survey is None):
             return
         with self._measuring():
-            found = accuracy(self.posterior, self._sample, original=False, max_batches=self._sample_size)
-        if found:
-            self.history.accuracy_after = found[0]
-            warn_if_worse(self.history.accuracy_before, found[0], found[1], tolerance)
+            now = measure(self.posterior, self._sample, original=False, max_batches=self._sample_size)
+        if now is None:
+            return
+        advice = self.method.if_worse
+        if now.accuracy is not None and self.history.accuracy_before is not None:
+            self.history.accuracy_after = now.accuracy
+            warn_if_worse(self.history.accuracy_before, now, self.before, tolerance, advice)
+        if survey is not None and not self.epochs and self.before is not None:  # the mean is the original network
+            held_out = self.val_loader is not None
+            where, least = ("validation", 0.01) if held_out else ("training", survey.tolerated_rise())
+            warn_if_less_likely(self.before, now, where, least=least, advice=advice)
 
     @property
     def _sample(self) -> Iterable[Any]:

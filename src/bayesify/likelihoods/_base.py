@@ -128,9 +128,9 @@ class Likelihood(nn.Module, ABC):
         """Find this likelihood's tensor in a structured output."""
         return output_tensor(output, key)
 
-    def correct(self, output: Tensor, target: Tensor) -> Tensor | None:
-        """Return which predictions are right, (B, ...), for likelihoods that know such a thing."""
-        del output, target
+    def labels(self, target: Tensor) -> Tensor | None:
+        """Return the classes that targets count as, -100 where none does; None for likelihoods without classes."""
+        del target
         return None
 
     def config(self) -> dict[str, Any]:

@@ -39,9 +39,9 @@ class Bernoulli(Likelihood):
         """Return ln p of no and yes for draws' logits (S, B, ...), (S, B, ..., 2)."""
         return functional.log_softmax(at_least_float32(_pairs(outputs, lead=2)), dim=-1)
 
-    def correct(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return where the more probable answer is the target."""
-        return (_squeeze(output, target.ndim) > 0) == (target > 0.5)
+    def labels(self, target: Tensor) -> Tensor:
+        """Return yes (1) or no (0); a soft target counts as the nearer answer."""
+        return (target > 0.5).long()
 
     def check(self, output: Tensor, target: Tensor) -> None:
         """Raise where logits and targets do not fit."""

@@ -89,9 +89,9 @@ class Categorical(Likelihood):
     def _counted(self, target: Tensor) -> Tensor:
         return target.long() != self.ignore_index  # bytes would take 156 for -100
 
-    def correct(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return where the most probable class is the target."""
-        return self.classes_last(output).argmax(-1) == target
+    def labels(self, target: Tensor) -> Tensor:
+        """Return the labels, -100 where they do not count."""
+        return target.long().where(self._counted(target), -100)
 
     def check(self, output: Tensor, target: Tensor) -> None:
         """Raise where logits and labels do not fit.
@@ -107,7 +107,7 @@ class Categorical(Likelihood):
         if target.is_floating_point():
             raise ValueError(
                 f"The targets are {target.dtype}; classification needs integer labels. For numbers use "
-                "likelihood='regression'."
+                "likelihood='regression', for several yes-or-no answers likelihood='binary'."
             )
         if logits.shape[:-1] != target.shape:
             raise ValueError(

@@ -75,6 +75,10 @@ class Survey(ABC):
     def end(self, val_loader: Iterable[Any] | None) -> None:
         """Act after the last batch."""
 
+    def tolerated_rise(self) -> float:
+        """Return by how many nats the NLL of training examples may rise before it is warned of."""
+        return 0.1
+
 
 @dataclass(frozen=True, kw_only=True)
 class Method(ABC):
@@ -95,6 +99,7 @@ class Method(ABC):
     version: ClassVar[int] = 1
     trains_draws: ClassVar[bool] = True  # whether the pass that is trained is random
     first_order: ClassVar[bool] = False  # whether means and variances are carried as of a linearised network
+    if_worse: ClassVar[str] = "Lower the learning rate or the noise, or fit for more epochs."  # said after a bad fit
     listed: ClassVar[bool] = True  # False for what a function makes of a posterior, and `fit` does not learn
 
     epochs: int = 0

@@ -57,6 +57,10 @@ class Laplace(Method):
     name = "laplace"
     trains_draws = False
     first_order = True
+    if_worse = (
+        "The posterior is too wide: choose its prior on validation data (prior_precision='auto' or 'validation', and "
+        "fit(..., val_loader=loader)), or set a larger precision, posterior.set_prior_precision(...)."
+    )
 
     structure: Literal["last-layer", "diagonal", "kronecker"] = "last-layer"
     curvature: Curvature = "ggn"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -34,6 +35,7 @@ from bayesify.posteriors._laplace import (
     LaplacePosterior,
     LastLayerLaplacePosterior,
     choose_on_validation,
+    prior_without_effect,
 )
 from bayesify.posteriors._noise import generator_for
 from bayesify.posteriors._weights import batch_norms
@@ -231,6 +233,15 @@ class LaplaceSurvey(Survey):
         self.posterior.maximise_evidence(fixed_precision=self.prior is None)
         if val_loader is not None and self.prior in ("auto", "validation"):
             choose_on_validation(self.posterior, val_loader, seed=self.seed)
+        if self.prior is not None and (sentence := prior_without_effect(self.posterior)):
+            warnings.warn(sentence, stacklevel=5)  # the call of fit
+
+    def tolerated_rise(self) -> float:
+        """Return twice what the curvature promises, gamma / 2n nats for gamma parameters that the data determine.
+
+        The mean loss of draws of N(w, H^-1) is that at w plus tr(H (H + delta)^-1) / 2n, as long as it is quadratic.
+        """
+        return max(super().tolerated_rise(), self.posterior.determined_parameters() / self.num_data)
 
 
 @contextmanager

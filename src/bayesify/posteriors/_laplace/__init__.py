@@ -5,7 +5,7 @@ from bayesify.posteriors._laplace._diagonal import DiagonalLaplacePosterior
 from bayesify.posteriors._laplace._evidence import Residuals, Spectrum, choose, log_evidence
 from bayesify.posteriors._laplace._kronecker import Block, KroneckerLaplacePosterior
 from bayesify.posteriors._laplace._last_layer import LastLayerLaplacePosterior, last_linear
-from bayesify.posteriors._laplace._validation import choose_on_validation
+from bayesify.posteriors._laplace._validation import choose_on_validation, prior_without_effect
 
 __all__ = [
     "Block",
@@ -20,4 +20,5 @@ __all__ = [
     "choose_on_validation",
     "last_linear",
     "log_evidence",
+    "prior_without_effect",
 ]

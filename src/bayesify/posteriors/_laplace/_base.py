@@ -114,6 +114,15 @@ class LaplacePosterior(Posterior):
     def _noise_variance(self) -> float | None:
         return self.likelihood.single_variance() if isinstance(self.likelihood, Gaussian) else None
 
+    def determined_parameters(self) -> float:
+        """Return gamma = sum_i l_i / (l_i + delta), l the curvature's eigenvalues (MacKay 1992).
+
+        How many parameters the data determine rather than the prior.
+        """
+        self.require_complete()
+        pairs = zip(self.spectra(), self.prior_precision.tolist(), strict=True)
+        return sum(float((s.values * self.scale / (s.values * self.scale + p)).sum()) for s, p in pairs)
+
     @torch.no_grad()
     def set_prior_precision(self, precision: float | Sequence[float] | Tensor) -> None:
         """Set the prior precision: one number, or one for each of `groups`."""

@@ -12,13 +12,14 @@ from torch import Tensor
 from bayesify._math import minimise
 from bayesify._modes import evaluation_mode
 from bayesify._tree import to_device
-from bayesify.likelihoods import Bernoulli
 from bayesify.posteriors._laplace._base import LaplacePosterior
 from bayesify.posteriors._laplace._evidence import LEAST, MOST
 from bayesify.posteriors._laplace._last_layer import LastLayerLaplacePosterior
 from bayesify.prediction import ClassificationPrediction, RegressionPrediction
 
-__all__ = ["choose_on_validation"]
+__all__ = ["choose_on_validation", "prior_without_effect"]
+
+NEGLIGIBLE = 0.01  # the largest share of a variance that the data take away where they say nothing
 
 
 @torch.no_grad()
@@ -43,6 +44,33 @@ def choose_on_validation(
             _closed_form_nll(posterior, val_loader) if exact else _sampled_nll(posterior, val_loader, num_samples, seed)
         )
         _search(posterior, loss, exact)
+
+
+def prior_without_effect(posterior: LaplacePosterior) -> str | None:
+    """Return a sentence where a prior precision that was chosen has left the range in which the data matter.
+
+    That is where no variance differs from the prior's by more than a hundredth, delta > 100 times the largest
+    eigenvalue of the curvature; or where the search ended at an end of its interval. With a precision for each layer it
+    must be so in all of them: single layers may well be left to the prior.
+    """
+    chosen = posterior.prior_precision.double()
+    largest = torch.tensor([float(s.values.max()) * posterior.scale for s in posterior.spectra()]).to(chosen)
+    least, most = math.exp(LEAST), math.exp(MOST)
+    width = (
+        f"its weights have the prior's standard deviation, {float(chosen[0]) ** -0.5:.2g}. Set one that you believe "
+        "in, posterior.set_prior_precision(...), or give fit more validation data."
+    )
+    if bool((chosen < least * 1.01).all() | (chosen > most / 1.01).all()):
+        return (
+            f"The search for the prior precision ended at an end of its interval, {float(chosen[0]):.3g} (of "
+            f"{least:.3g} to {most:.3g}), so that there is no best one: where the data say nothing {width}"
+        )
+    if bool((chosen * NEGLIGIBLE > largest).all()):
+        return (
+            f"The prior precision was chosen as {float(chosen[0]):.3g}, and the largest eigenvalue of the curvature is "
+            f"{float(largest[0]):.3g}: the data say nothing of how wide the posterior is, and {width}"
+        )
+    return None
 
 
 def _search(posterior: LaplacePosterior, loss: Callable[[], float], exact: bool) -> None:
@@ -114,12 +142,12 @@ def _log_prob(posterior: LaplacePosterior, prediction: Any, targets: Tensor) -> 
         residual = targets.reshape(prediction.mean.shape) - prediction.mean
         return -0.5 * (residual.square() / variance + variance.log() + math.log(2 * math.pi))
     assert isinstance(prediction, ClassificationPrediction)
-    if isinstance(posterior.likelihood, Bernoulli):
-        labels = (targets > 0.5).long().reshape(prediction.log_probs.shape[:-1])
-        return prediction.log_probs.gather(-1, labels[..., None])[..., 0].reshape(targets.shape)
-    counted = targets.long() != getattr(posterior.likelihood, "ignore_index", -100)
-    picked = prediction.log_probs.gather(-1, targets.long().where(counted, 0)[..., None])[..., 0]
-    return picked.where(counted, 0)
+    labels = posterior.likelihood.labels(targets)
+    assert labels is not None
+    labels = labels.reshape(prediction.log_probs.shape[:-1])
+    counted = labels != -100
+    picked = prediction.log_probs.gather(-1, labels.where(counted, 0)[..., None])[..., 0]
+    return picked.where(counted, 0).reshape(targets.shape)
 
 
 def _require(batches: list[Any]) -> None:
