@@ -11,7 +11,7 @@ from torch import Tensor
 from bayesify._modes import evaluation_mode
 from bayesify._tree import to_device
 from bayesify.likelihoods import Stream
-from bayesify.posteriors import Posterior, require_posterior
+from bayesify.posteriors import Posterior, require_posterior, warn_unless_learned
 from bayesify.predict import add_draws, posterior_device
 from bayesify.prediction import Prediction
 
@@ -43,6 +43,7 @@ def calibrate(
     Memory is that of the draws' outputs on the validation data, S x N x C numbers.
     """
     require_posterior(posterior)
+    warn_unless_learned(posterior)
     batches = []
     device = posterior_device(posterior)
     with torch.no_grad(), evaluation_mode(posterior):

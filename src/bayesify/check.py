@@ -202,6 +202,8 @@ def _ranks(x: Tensor) -> Tensor:
 
 
 def _advice(how: str, ratio: float, rank: float, ceiling: float) -> str:
+    if ratio == 0:
+        return "No output has any variance, so there is nothing to compare; posterior.learned may say why."
     if rank >= 0.9 * ceiling and 0.8 <= ratio <= 1.25:
         return f"Trust how={how!r} here: it orders the examples as draws do, with variances of the right size."
     if rank >= 0.9 * ceiling:

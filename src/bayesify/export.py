@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from bayesify._files import write_atomically
 from bayesify._modes import evaluation_mode
 from bayesify._tree import batch_rows, call, map_tensors, repeat_rows, slice_rows, to_device
-from bayesify.posteriors import Posterior, require_posterior
+from bayesify.posteriors import Posterior, require_posterior, warn_unless_learned
 from bayesify.predict import PREDICTORS, posterior_device
 from bayesify.prediction import ClassificationPrediction, Prediction, RegressionPrediction
 
@@ -69,6 +69,7 @@ def export(
         (['aleatoric', 'epistemic', 'probs', 'total'], True)
     """
     require_posterior(posterior)
+    warn_unless_learned(posterior)
     if how not in _HOW:
         raise ValueError(
             f"how={how!r} cannot be exported: a program holds one pass without draws. Use one of {list(_HOW)}; a "

@@ -11,7 +11,7 @@ from torch import Tensor
 from bayesify._modes import evaluation_mode
 from bayesify._tree import map_tensors, to_device
 from bayesify.likelihoods import Gaussian
-from bayesify.posteriors import Posterior, require_posterior
+from bayesify.posteriors import Posterior, require_posterior, warn_unless_learned
 from bayesify.predict import posterior_device
 from bayesify.predict._outputs import class_position
 
@@ -69,6 +69,7 @@ def input_sensitivity(
         (True, torch.Size([1, 2]))
     """
     require_posterior(posterior)
+    warn_unless_learned(posterior)
     inputs = to_device(inputs, posterior_device(posterior))
     asked = _first_numbers(inputs)
     spread = torch.as_tensor(input_variance, dtype=asked.dtype, device=asked.device)

@@ -13,6 +13,12 @@ def make_network(hidden=32):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Dropout(0.2), nn.Linear(hidden, 10))
 
 
+def make_normed():
+    torch.manual_seed(0)
+    layers = nn.Flatten(), nn.Linear(64, 16), nn.LayerNorm(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 10)
+    return nn.Sequential(*layers)
+
+
 def make_regressor():
     return nn.Linear(3, 1)
 

@@ -17,7 +17,7 @@ NETS = "tests.cli.nets"
 
 def fitted(bayesify, model, out, *more):
     code, text, error = bayesify(
-        "fit", *model, "--data", "digits", "--method", "swag", "--epochs", 1, "--out", out, *more
+        "fit", *model, "--data", "digits", "--method", "swag", "--epochs", 2, "--out", out, *more
     )
     assert code == 0, error
     return text

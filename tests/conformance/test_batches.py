@@ -73,6 +73,7 @@ def _network(kind: str) -> Two:
     return Two(kind).double().eval()
 
 
+@pytest.mark.filterwarnings("ignore:This posterior has no uncertainty yet")
 @pytest.mark.parametrize("kind", OUTPUTS)
 @pytest.mark.parametrize("structure", _batches())
 def test_structures_of_inputs_and_outputs(case: Case, structure: str, kind: str):

@@ -38,6 +38,7 @@ def test_what_was_saved_loads_bit_for_bit(case: Case, example: Example, tmp_path
     assert_same(posterior, loaded, example)
 
 
+@pytest.mark.filterwarnings("ignore:This posterior has no uncertainty yet")
 def test_an_unfitted_posterior_is_stored_without_the_networks_weights(case: Case, mlp: Example, tmp_path: Path):
     network = mlp.network()
     posterior = bayesify.convert(network, case.silent)

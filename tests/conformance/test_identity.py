@@ -56,6 +56,7 @@ def test_where_there_is_no_mean_a_sentence_says_so(case: Case, mlp: Example):
         bayesify.predict(posterior, mlp.inputs(2), how="mean")
 
 
+@pytest.mark.filterwarnings("ignore:This posterior has no uncertainty yet")
 def test_a_silent_prediction_is_the_networks(silent: bayesify.Posterior, example: Example):
     x = example.inputs(5)
     prediction = bayesify.predict(silent, x, num_samples=2, seed=0)

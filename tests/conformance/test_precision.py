@@ -14,6 +14,7 @@ def _batch(example: Example, rows: int = 6) -> tuple[torch.Tensor, torch.Tensor]
     return (x.float() if x.is_floating_point() else x), torch.arange(rows) % CLASSES
 
 
+@pytest.mark.filterwarnings("ignore:This posterior has no uncertainty yet")
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_bfloat16_autocast(case: Case, name: str):
     require_bfloat16(name)

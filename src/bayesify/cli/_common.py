@@ -144,7 +144,7 @@ def add_learning(parser: argparse.ArgumentParser, *, many: bool, required: bool)
         action="append" if many else "store",
         default=[] if many else None,
         metavar="NAME",
-        help="a method of 'bayesify methods'; it is converted, and fitted on the 'train' split for its epochs"
+        help="a method of 'bayesify methods'; the network is converted, and fitted on 'train' where the method learns"
         + ("; repeatable, 'all' for every one" if many else ""),
     )
     group.add_argument(
@@ -155,7 +155,12 @@ def add_learning(parser: argparse.ArgumentParser, *, many: bool, required: bool)
         help="a setting of the method (repeatable): --set lr=0.01"
         + (", or of one of them: --set swag.rank=10" if many else ""),
     )
-    group.add_argument("--epochs", type=_count, metavar="N", help="default: the method's; 0 fits nothing")
+    group.add_argument(
+        "--epochs",
+        type=_count,
+        metavar="N",
+        help="default: the method's; with 0 there is no training, and laplace still makes its pass over the data",
+    )
     group.add_argument(
         "--likelihood",
         choices=("classification", "binary", "regression"),

@@ -45,6 +45,7 @@ class Task:
         test: Batches for the table, and for nothing else.
         train: Batches to fit on, for methods that learn.
         val: Batches to calibrate on; None calibrates nothing.
+        chosen_on: Batches on which a method may choose settings of its own, as Laplace its prior; None takes `val`.
         foreign: Loaders of foreign inputs, by name.
         plain_seconds: What the cost of fitting is divided by; None measures one epoch of plain training instead.
         likelihood: What the outputs mean.
@@ -60,6 +61,7 @@ class Task:
     test: DataLoader[Any]
     train: DataLoader[Any] | None = None
     val: DataLoader[Any] | None = None
+    chosen_on: DataLoader[Any] | None = None
     foreign: Mapping[str, DataLoader[Any]] = field(default_factory=dict)
     plain_seconds: float | None = None
     likelihood: str = "classification"
@@ -114,13 +116,13 @@ def fit_method(task: Task, method: Method) -> Made:
     """Convert the network, and fit the posterior where its method learns."""
     posterior = convert(task.network, method, likelihood=task.likelihood)
     epochs = method.epochs if task.epochs is None else task.epochs
-    surveys = method.survey(posterior, 1) is not None
-    if epochs == 0 and not surveys:
+    if not replace(method, epochs=epochs).learns:
         return Made(posterior, 0.0)
     if task.train is None:
         raise ValueError("There is no training data to fit on.")
     folder = None if task.checkpoint is None else task.checkpoint / method.name
-    val = task.val if surveys else None  # a pass after the epochs may choose its settings on it
+    # A pass after the epochs may choose its settings on validation data; epochs would only measure on them.
+    val = (task.chosen_on or task.val) if method.surveys else None
     start = time.perf_counter()
     fit(posterior, task.train, epochs=epochs, val_loader=val, checkpoint=folder, seed=task.seed, progress=task.progress)
     return Made(posterior, time.perf_counter() - start)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from bayesify.cli._comparison import Made, Task, fit_method
 from bayesify.cli._data import foreign_sets, load_split, make_loader
 from bayesify.cli._network import load_network
 from bayesify.cli._settings import make_method
+from bayesify.methods import Method
 
 __all__ = ["make_task", "network_of", "one_posterior", "split_of"]
 
@@ -32,8 +35,9 @@ def split_of(args: argparse.Namespace, split: str) -> Dataset[Any]:
     return found
 
 
-def make_task(args: argparse.Namespace, network: nn.Module, *, learns: bool) -> Task:
-    """Load the data that the arguments name; `learns` says whether training data are needed."""
+def make_task(args: argparse.Namespace, network: nn.Module, methods: Sequence[Method]) -> Task:
+    """Load the data that the arguments name, and training data if one of the methods learns."""
+    learns, chooses = any(method.learns for method in methods), any(method.surveys for method in methods)
 
     def loader(split: str, *, shuffle: bool = False) -> DataLoader[Any]:
         return make_loader(split_of(args, split), args.batch_size, shuffle=shuffle)
@@ -46,6 +50,7 @@ def make_task(args: argparse.Namespace, network: nn.Module, *, learns: bool) -> 
         test=make_loader(test, args.batch_size),
         train=loader("train", shuffle=True) if learns else None,
         val=loader("val") if getattr(args, "calibrate", False) else None,
+        chosen_on=_chosen_on(args) if chooses else None,
         foreign={name: make_loader(data, args.batch_size) for name, data in foreign.items()},
         likelihood=getattr(args, "likelihood", "classification"),
         epochs=getattr(args, "epochs", None),
@@ -57,13 +62,19 @@ def make_task(args: argparse.Namespace, network: nn.Module, *, learns: bool) -> 
     )
 
 
+def _chosen_on(args: argparse.Namespace) -> DataLoader[Any] | None:
+    """Return the validation data, where there are any: a method may choose settings on them."""
+    found = load_split(args.data, "val", normalise=args.normalise)
+    return None if found is None else make_loader(found, args.batch_size)
+
+
 def one_posterior(args: argparse.Namespace) -> tuple[Task, Made]:
     """Load a saved posterior, or make one from a method."""
     if (args.posterior is None) == (args.method is None):
         raise UsageError("give either --posterior DIR, or --method NAME to make one now")
     network = network_of(args)
     if args.posterior is not None:
-        return make_task(args, network, learns=False), Made(storage.load(args.posterior, network), None)
+        return make_task(args, network, []), Made(storage.load(args.posterior, network), None)
     method = make_method(args.method, args.set)
-    task = make_task(args, network, learns=bool(method.epochs if args.epochs is None else args.epochs))
+    task = make_task(args, network, [method if args.epochs is None else replace(method, epochs=args.epochs)])
     return task, fit_method(task, method)

@@ -27,7 +27,7 @@ def compare_and_report(args: argparse.Namespace, methods: Mapping[str, Method]) 
     # --epochs is for the methods: the plain network is compared as it was given.
     asked = getattr(args, "epochs", None)
     epochs = {name: m.epochs if asked is None or isinstance(m, MAP) else asked for name, m in methods.items()}
-    task = make_task(args, network, learns=any(epochs.values()))
+    task = make_task(args, network, [replace(method, epochs=epochs[name]) for name, method in methods.items()])
     makers: dict[str, Callable[[], Made]] = {
         name: partial(fit_method, replace(task, epochs=epochs[name]), method) for name, method in methods.items()
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from bayesify.cli._common import (
     Commands,
@@ -27,7 +28,8 @@ examples:
 It writes what the method added to the network into the folder of --out; 'bayesify evaluate',
 'predict', 'compare' and 'report' take that folder as --posterior, with the same --model and --weights.
 The figures it prints are of the 'val' split, or of 'train' where there is none: 'test' is left for
-'bayesify evaluate'. With --calibrate they are of the data that it was calibrated on."""
+'bayesify evaluate'. With --calibrate, and for laplace, whose prior is chosen on 'val', they are of
+data that was looked at before."""
 
 
 def add(commands: Commands) -> None:
@@ -55,7 +57,7 @@ def run(args: argparse.Namespace) -> Output:
     if args.calibrate and args.split != "val":
         raise JobError(f"--calibrate needs a 'val' split, and {args.data} has none.")
     calibrates, args.calibrate = args.calibrate, False
-    task = make_task(args, network, learns=True)
+    task = make_task(args, network, [method if args.epochs is None else replace(method, epochs=args.epochs)])
     before = evaluate_posterior(task, convert(network, MAP(), likelihood=args.likelihood), "before")[0]
     made = fit_method(task, method)
     if calibrates:

@@ -69,7 +69,8 @@ def fit(
             method, data in memory or settings, `fit` raises and says what differs.
         checkpoint_steps: Write it every so many batches too, not only after epochs.
         log_dir: A folder for TensorBoard event files; needs `bayesify[logs]`.
-        accuracy_tolerance: Warn if the accuracy falls by more than this against the original network.
+        accuracy_tolerance: Warn if the accuracy falls by more than this against the original network, and by more than
+            chance: see the sign test of `warn_if_worse`.
         seed: Of the order of the data and of the noise; torch's global generator is put back at the end.
         progress: Whether to show progress bars.
 

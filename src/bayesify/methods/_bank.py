@@ -12,7 +12,7 @@ from torch import nn
 
 from bayesify.convert import Selection, select_parameters
 from bayesify.methods._base import Method, Stage, register
-from bayesify.posteriors import BankPosterior, Posterior, require_posterior, statistics_names
+from bayesify.posteriors import BankPosterior, Posterior, require_posterior, statistics_names, warn_unless_learned
 
 __all__ = ["DTYPES", "Bank", "Made", "Storage", "check_storage", "inherit", "join_banks", "sample_bank"]
 
@@ -118,6 +118,7 @@ def sample_bank(
         (torch.Size([4, 9]), torch.Size([1, 3]))
     """
     require_posterior(posterior)
+    warn_unless_learned(posterior)
     keys = posterior.keys(num_samples, seed)
     network = posterior.plain_network()
     first = posterior.drawn_tensors(keys[0])

@@ -108,6 +108,21 @@ class Method(ABC):
     weight_decay: float = 0.0
     schedule: Schedule = "constant"
 
+    @property
+    def learns(self) -> bool:
+        """Whether `fit` learns something: in epochs, or from a pass over the data after them.
+
+        >>> from bayesify import MAP, SWAG, Laplace
+        >>> MAP().learns, SWAG().learns, Laplace().learns
+        (False, True, True)
+        """
+        return self.epochs > 0 or self.surveys
+
+    @property
+    def surveys(self) -> bool:
+        """Whether `fit` makes a pass over the data after the epochs, if there are any."""
+        return type(self).survey is not Method.survey
+
     # -- building -------------------------------------------------------------------------------------------
 
     @abstractmethod

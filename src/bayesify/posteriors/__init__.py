@@ -1,7 +1,7 @@
 """What is random: one file for each kind of posterior."""
 
 from bayesify.posteriors._bank import BankPosterior
-from bayesify.posteriors._base import Draw, LossTerms, Posterior, ShapeError, require_posterior
+from bayesify.posteriors._base import Draw, LossTerms, Posterior, ShapeError, require_posterior, warn_unless_learned
 from bayesify.posteriors._distilled import DistilledPosterior, Workshop
 from bayesify.posteriors._dropout import AlphaDropoutNoise, DropoutNoise, NoisePosterior
 from bayesify.posteriors._gaussian import GaussianPosterior, NoiseKind
@@ -66,4 +66,5 @@ __all__ = [
     "require_posterior",
     "statistics_names",
     "tracking_norms",
+    "warn_unless_learned",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -120,6 +120,22 @@ class BankPosterior(Posterior):
         self.counts[chain] = count + 1
         if self.statistics.as_dict():
             self.fresh_statistics.fill_(False)
+
+    @torch.no_grad()
+    def collect(self) -> None:
+        """Keep the present state of every chain as a sample: what a loop of one's own calls after the burn-in."""
+        for chain in range(len(self.chains)):
+            self.append(self.codec.join(self.chain_tensors(chain)), chain=chain)
+
+    @property
+    def learned(self) -> Literal[True] | str:
+        """True once there are samples; before, what to call."""
+        if bool(self.counts.any()):
+            return True
+        return (
+            "no sample has been kept. bayesify.fit(posterior, loader) runs the chains; in a loop of your own, with the "
+            "sampler that posterior.method.make_optimiser makes, call posterior.collect() after the burn-in."
+        )
 
     @torch.no_grad()
     def map_samples(self, path: str | Path) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from bayesify.convert import Conversion
     from bayesify.methods import Method, UncertaintyRegulariser
 
-__all__ = ["Draw", "LossTerms", "Posterior", "ShapeError", "require_posterior"]
+__all__ = ["Draw", "LossTerms", "Posterior", "ShapeError", "require_posterior", "warn_unless_learned"]
 
 
 class LossTerms(dict[str, Tensor]):
@@ -72,6 +73,7 @@ class Posterior(nn.Module):
         self.frozen: list[str] = []
         self.inputs_seen = InputsSeen()
         self._convention: Convention | None = None
+        self._asked = False  # whether somebody has looked at `learned`
         self.noise = Noise()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -291,6 +293,14 @@ class Posterior(nn.Module):
 
     # -- learning -------------------------------------------------------------------------------------------
 
+    @property
+    def learned(self) -> Literal[True] | str:
+        """True, or a sentence: why nothing is random yet, and what to call.
+
+        Posteriors that are random as they are made (MC dropout, BayesAdapter) have nothing to wait for.
+        """
+        return True
+
     def make_room(self, tensors: Mapping[str, Tensor]) -> None:
         """Give tensors whose shape only training decides the shape they have in a state that will be loaded."""
 
@@ -374,3 +384,13 @@ def require_posterior(value: object) -> None:
             f"This needs a posterior, but got a {type(value).__name__}. Make one of your network first: "
             "posterior = bayesify.convert(network, method)."
         )
+
+
+def warn_unless_learned(posterior: Posterior, *, stacklevel: int = 3) -> None:
+    """Warn, once for each posterior, if it is not random because it never learned."""
+    if posterior._asked:
+        return
+    posterior._asked = True
+    reason = posterior.learned
+    if reason is not True:
+        warnings.warn(f"This posterior has no uncertainty yet: {reason}", stacklevel=stacklevel)

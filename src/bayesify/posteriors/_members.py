@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -93,6 +93,11 @@ class MembersPosterior(Posterior):
         """Return what the shared network returns, which is no member's training's result."""
         with self.noise.lock, self.noise.mode(silent=True):
             return self.read(call(self.network, inputs))
+
+    @property
+    def learned(self) -> Literal[True] | str:
+        """Whether the members, where they are posteriors themselves, have learned."""
+        return self.network.learned if isinstance(self.network, Posterior) else True
 
     @property
     def folds(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -79,6 +79,16 @@ class SWAGPosterior(VectorPosterior):
                 self.deviations[-1] = weights - self.average
         self.snapshots.fill_(count)
         self.outdate_statistics()
+
+    @property
+    def learned(self) -> Literal[True] | str:
+        """True once snapshots differ; before, what to call."""
+        if int(self.snapshots) > 1:
+            return True
+        return (
+            f"the spread of {int(self.snapshots)} snapshots of the weights is zero. bayesify.fit(posterior, loader) "
+            "collects them over its epochs; in a loop of your own call posterior.collect() now and then."
+        )
 
     # -- prediction -------------------------------------------------------------------------------------------
 

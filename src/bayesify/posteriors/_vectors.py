@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -147,6 +147,15 @@ class GeneratorPosterior(VectorPosterior):
             last.weight.zero_()
             last.bias.copy_(first)
         self.register_buffer("residual_std", torch.zeros_like(first if residual else first[:1]))
+
+    @property
+    def learned(self) -> Literal[True] | str:
+        """True once draws differ; before, what to call."""
+        last = self.generator[-1]
+        assert isinstance(last, nn.Linear)
+        if bool(last.weight.any()) or bool(self.residual_std.any()):
+            return True
+        return "the generator has not learned. bayesify.fit(posterior, loader) runs the chains that it learns from."
 
     @torch.no_grad()
     def sample(self, key: Key) -> Tensor:

@@ -18,7 +18,7 @@ from bayesify._predictors import ONE_PASS, PREDICTORS, How, require_name
 from bayesify._progress import bar
 from bayesify._tree import batch_rows, inputs_of, slice_rows, to_device
 from bayesify.likelihoods import Stream
-from bayesify.posteriors import Key, Posterior, require_posterior
+from bayesify.posteriors import Key, Posterior, require_posterior, warn_unless_learned
 from bayesify.predict._features import FeatureStream, check_output, features_read
 from bayesify.predict._layout import layout_of
 from bayesify.predict._sampling import add_draws
@@ -130,6 +130,8 @@ def predict(
         raise ValueError(f"how={how!r} takes inputs as they are. Use how='moments' for an input_variance.")
     if chunk_size is not None and chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1, but it is {chunk_size}.")
+    if how not in ("mean", "closed-form"):  # the first never is random, the second refuses
+        warn_unless_learned(posterior)
     if seed is None:
         seed = int(torch.randint(2**31, ()))
     device = posterior_device(posterior)

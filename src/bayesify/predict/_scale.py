@@ -15,7 +15,7 @@ from bayesify._math import minimise
 from bayesify._modes import evaluation_mode
 from bayesify._tree import to_device
 from bayesify.likelihoods import Likelihood
-from bayesify.posteriors import Posterior, require_posterior
+from bayesify.posteriors import Posterior, require_posterior, warn_unless_learned
 from bayesify.predict import ONE_PASS
 from bayesify.predict._closed_form import ClosedForm
 from bayesify.predict._one_pass import OnePass, one_pass_of
@@ -93,6 +93,7 @@ def fit_variance_scale(
         True
     """
     require_posterior(posterior)
+    warn_unless_learned(posterior)
     if how not in ONE_PASS:
         raise ValueError(f"how must be one of {list(ONE_PASS)}, but it is {how!r}; for draws there is calibrate.")
     device = next((p.device for p in posterior.parameters()), torch.device("cpu"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -184,10 +184,17 @@ class LaplacePosterior(Posterior):
     def _residuals(self) -> Residuals:
         return Residuals(self.square_sum.item(), self.targets.item(), self.power)
 
+    @property
+    def learned(self) -> Literal[True] | str:
+        """True once the data were seen; before, what to call."""
+        if bool(self.complete):
+            return True
+        return "There is no curvature yet: bayesify.fit(posterior, loader) makes a pass over the data."
+
     def require_complete(self) -> None:
         """Raise, and say what to do, before the data were seen."""
-        if not bool(self.complete):
-            raise ValueError("There is no curvature yet: bayesify.fit(posterior, loader) makes a pass over the data.")
+        if (reason := self.learned) is not True:
+            raise ValueError(reason)
 
     def _square_norm(self, names: Iterable[str]) -> float:
         return sum(tensor_of(self.network, name).detach().double().square().sum().item() for name in names)
