@@ -13,7 +13,7 @@ from bayesify.diagnose import Diagnosis, diagnose
 from bayesify.distill import distill
 from bayesify.evaluate import Evaluation, evaluate
 from bayesify.export import export
-from bayesify.fit import History, fit
+from bayesify.fit import History, NonFiniteError, fit
 from bayesify.likelihoods import Bernoulli, Categorical, Custom, Gaussian, Likelihood
 from bayesify.methods import (
     ABNN,
@@ -31,6 +31,7 @@ from bayesify.methods import (
     ensemble,
     join_banks,
     methods,
+    register,
     sample_bank,
 )
 from bayesify.posteriors import Posterior
@@ -39,8 +40,8 @@ from bayesify.prediction import ClassificationPrediction, FeaturePrediction, Pre
 from bayesify.storage import load, save
 
 if TYPE_CHECKING:
-    from bayesify import data, decide, report
-    from bayesify.predict import fit_variance_scale
+    from bayesify import components, data, decide, report
+    from bayesify.predict import Law, Moments, fit_variance_scale, laws, moment_rule
     from bayesify.sensitivity import input_sensitivity
 
 __all__ = [
@@ -63,15 +64,19 @@ __all__ = [
     "Gaussian",
     "History",
     "Laplace",
+    "Law",
     "Likelihood",
     "MCDropout",
     "Method",
+    "Moments",
+    "NonFiniteError",
     "Posterior",
     "Prediction",
     "RegressionPrediction",
     "UncertaintyRegulariser",
     "calibrate",
     "check",
+    "components",
     "convert",
     "data",
     "decide",
@@ -84,10 +89,13 @@ __all__ = [
     "fit_variance_scale",
     "input_sensitivity",
     "join_banks",
+    "laws",
     "load",
     "measure",
     "methods",
+    "moment_rule",
     "predict",
+    "register",
     "report",
     "sample_bank",
     "save",
@@ -98,10 +106,11 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> Any:
     """Import the parts that a training or a prediction does not need when they are asked for."""
-    if name in ("data", "decide", "report"):
+    if name in ("components", "data", "decide", "report"):
         return import_module(f"bayesify.{name}")
     if name == "input_sensitivity":
         return import_module("bayesify.sensitivity").input_sensitivity
-    if name == "fit_variance_scale":
-        return import_module("bayesify.predict._scale").fit_variance_scale
+    if name in ("Law", "Moments", "fit_variance_scale", "laws", "moment_rule"):
+        # The function `predict` hides the module of this name, so what else is in it is found here.
+        return getattr(import_module("bayesify.predict"), name)
     raise AttributeError(f"module 'bayesify' has no attribute {name!r}")

@@ -80,7 +80,8 @@ def laws(posterior: Posterior) -> list[Law]:
     raise ValueError(
         f"The weights of a {type(posterior).__name__} are samples, or made by a network, and no Gaussians that can be "
         "carried through a network, so its predictions need draws: use how='sampling'. Samples of weights have means "
-        "and variances that can be carried: distill(sample_bank(posterior, 100), 'swag', latent=0)."
+        "and variances that can be carried: distill(sample_bank(posterior, 100), 'swag', latent=0). Another kind of "
+        "posterior is made known with bayesify.laws.register."
     )
 
 

@@ -85,7 +85,7 @@ def test_an_operation_without_a_rule_is_named_by_its_module():
     encoder = nn.Sequential(nn.Linear(4, 4), nn.ModuleDict({"odd": Odd()})["odd"], nn.Linear(4, 3))
     network = nn.Sequential()
     network.add_module("trunk", encoder)
-    with pytest.raises(NotImplementedError, match=r"cummax in module 'trunk.1' .*@bayesify.predict.moment_rule\("):
+    with pytest.raises(NotImplementedError, match=r"cummax in module 'trunk.1' .*@bayesify.moment_rule\("):
         predict(noisy(network.eval()), torch.randn(2, 4), how="moments")
     prediction = predict(noisy(network.eval()), torch.randn(2, 4), how="streamlined")
     assert "backward pass" in prediction.predictor

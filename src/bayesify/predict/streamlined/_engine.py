@@ -117,7 +117,7 @@ class MomentsPass:
                 "functions of single entries alone. Use how='streamlined' or how='linearised'."
             )
         return NoRuleError(
-            f"{operation} in {where} has no rule for means and variances. Add one: @bayesify.predict.moment_rule("
+            f"{operation} in {where} has no rule for means and variances. Add one: @bayesify.moment_rule("
             f"{operation}), see its docstring; or use how='streamlined', which then takes another way, or "
             "how='linearised'."
         )
