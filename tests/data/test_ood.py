@@ -74,6 +74,34 @@ def test_salt_and_pepper_changes_whole_pixels_by_halves():
     assert torch.equal(salt_and_pepper(x, 0.0, generator=0), x)
 
 
+def test_a_mixture_with_noise_is_that_of_the_paper():
+    """(1 - g) x + g e of normalised inputs: no clamp, and noise alone at g = 1."""
+    x = 3 + torch.randn(50, 3, 20, 20)
+    for share in (0.0, 0.3, 1.0):
+        mixed = gaussian_noise(x, share, generator=0, how="mix")
+        rest = mixed - (1 - share) * x
+        count = x.numel()
+        assert abs(rest.mean().item()) <= 5 * share / math.sqrt(count)
+        assert abs(rest.std().item() - share) <= 5 * share / math.sqrt(2 * count) + 1e-6
+    with pytest.raises(ValueError, match="a share from 0 to 1"):
+        gaussian_noise(x, 1.1, generator=0, how="mix")
+    with pytest.raises(ValueError, match="'add' or 'mix'"):
+        gaussian_noise(x, 0.1, generator=0, how="both")
+
+
+def test_salt_and_pepper_of_elements_is_independent_over_channels():
+    x = 3 + torch.randn(20, 3, 20, 20)  # normalised: not on any scale
+    spotted = salt_and_pepper(x, 0.4, generator=0, per="element")
+    for value, share in ((0.0, 0.2), (1.0, 0.2)):
+        hit = (spotted == value).float()
+        assert abs(hit.mean().item() - share) < 5 * math.sqrt(share * (1 - share) / x.numel())
+        both = (hit[:, 0] * hit[:, 1]).mean().item()
+        assert abs(both - share**2) < 5 * math.sqrt(share**2 / 8000)
+    assert bool(((spotted == x) | (spotted == 0) | (spotted == 1)).all())
+    with pytest.raises(ValueError, match="'pixel' or 'element'"):
+        salt_and_pepper(x, 0.4, generator=0, per="image")
+
+
 def test_quarter_turns_are_exact():
     x = torch.rand(3, 2, 7, 7, dtype=torch.float64)
     for turns in range(4):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -52,18 +53,33 @@ def uniform_like(x: Tensor, *, generator: torch.Generator | int) -> Tensor:
     return low + (high - low) * draw(torch.rand, x, x.shape, generator)
 
 
-def gaussian_noise(x: Tensor, level: float, *, generator: torch.Generator | int, scale: Range = (0.0, 1.0)) -> Tensor:
-    """Add Gaussian noise and clamp to the scale of the inputs.
+def gaussian_noise(
+    x: Tensor,
+    level: float,
+    *,
+    generator: torch.Generator | int,
+    scale: Range = (0.0, 1.0),
+    how: Literal["add", "mix"] = "add",
+) -> Tensor:
+    """Corrupt inputs with Gaussian noise.
 
     Args:
-        x: ``(N, ...)`` with values on ``scale``.
-        level: standard deviation of the noise, as a share of the width of ``scale``.
+        x: ``(N, ...)``, for "add" with values on ``scale``, for "mix" normalised.
+        level: "add": the standard deviation of the noise, as a share of the width of ``scale``; "mix": its share g.
         generator: source of randomness, or a seed.
-        scale: smallest and largest possible value.
+        scale: smallest and largest possible value, for "add".
+        how: "add" noise, and clamp to the scale; or "mix" (1 - g) x + g e, e ~ N(0, 1), of normalised inputs, without a
+            clamp (Trinh et al. 2020, eq. 28).
 
     >>> gaussian_noise(torch.full((1, 2), 0.5), 0.0, generator=0)
     tensor([[0.5000, 0.5000]])
     """
+    if how == "mix":
+        if not 0 <= level <= 1:
+            raise ValueError(f"the level of a mixture is a share from 0 to 1, not {level}")
+        return (1 - level) * x + level * draw(torch.randn, x, x.shape, generator)
+    if how != "add":
+        raise ValueError(f"how must be 'add' or 'mix', not {how!r}")
     check_scale(x, scale)
     if not 0 <= level < math.inf:
         raise ValueError(f"the level is a standard deviation of at least 0, not {level}")
@@ -71,23 +87,35 @@ def gaussian_noise(x: Tensor, level: float, *, generator: torch.Generator | int,
     return (x + level * (scale[1] - scale[0]) * noise).clamp(*scale)
 
 
-def salt_and_pepper(x: Tensor, level: float, *, generator: torch.Generator | int, scale: Range = (0.0, 1.0)) -> Tensor:
-    """Set a share of the pixels to the smallest or largest value, all channels together.
+def salt_and_pepper(
+    x: Tensor,
+    level: float,
+    *,
+    generator: torch.Generator | int,
+    scale: Range = (0.0, 1.0),
+    per: Literal["pixel", "element"] = "pixel",
+) -> Tensor:
+    """Set a share of the pixels, or of all numbers, to the smallest or largest value.
 
     Args:
-        x: ``(N, C, H, W)`` with values on ``scale``.
-        level: expected share of pixels that change, 0 to 1; half become black, half white.
+        x: ``(N, C, H, W)``, for "pixel" with values on ``scale``.
+        level: expected share that changes, 0 to 1; half become the smallest value, half the largest.
         generator: source of randomness, or a seed.
         scale: smallest and largest possible value.
+        per: "pixel", all channels together; or "element", each number by itself, of inputs on any scale: Trinh et al.
+            (2020) set normalised inputs to 0 and 1 with probability level / 2 each.
 
     >>> salt_and_pepper(torch.full((1, 3, 2, 2), 0.5), 1.0, generator=0).unique()
     tensor([0., 1.])
     """
     check_images(x)
-    check_scale(x, scale)
+    if per not in ("pixel", "element"):
+        raise ValueError(f"per must be 'pixel' or 'element', not {per!r}")
+    if per == "pixel":
+        check_scale(x, scale)
     if not 0 <= level <= 1:
         raise ValueError(f"the level is a share from 0 to 1, not {level}")
-    chance = draw(torch.rand, x, torch.Size((len(x), 1, *x.shape[2:])), generator)
+    chance = draw(torch.rand, x, torch.Size((len(x), 1, *x.shape[2:])) if per == "pixel" else x.shape, generator)
     low, high = scale
     return torch.where(chance < level / 2, low, torch.where(chance < level, high, x))
 

@@ -1,0 +1,47 @@
+"""The python blocks of the pages of docs run, in order; the guide's take a network and data that the reader has."""
+
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import bayesify
+from tests.test_readme import BLOCK
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = [page for page in sorted(DOCS.rglob("*.md")) if BLOCK.search(page.read_text(encoding="utf-8"))]
+
+
+class _Network(nn.Module):
+    """What the guide speaks of: a layer4, norms that are called bn1 inside a block, and an embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(5, 4)
+        self.layer4 = nn.Sequential(OrderedDict(fc=nn.Linear(4, 8), bn1=nn.LayerNorm(8), relu=nn.ReLU()))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer4(x + self.words.weight[0]))
+
+
+def _given() -> dict[str, object]:
+    torch.manual_seed(0)
+    x = torch.randn(24, 4)
+    data = TensorDataset(x, x[:, :3].argmax(1))
+    loader, val_loader = DataLoader(data, batch_size=8, shuffle=True), DataLoader(data, batch_size=24)
+    return {"bayesify": bayesify, "torch": torch, "network": _Network(), "loader": loader, "val_loader": val_loader}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_python_blocks_of_a_page_run_in_order(page, monkeypatch, tmp_path):
+    text = page.read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "__main__", **(_given() if page.parent == DOCS else {})}
+    for block in BLOCK.finditer(text):
+        if not block["skip"]:
+            padding = "\n" * text.count("\n", 0, block.start("code"))
+            exec(compile(padding + block["code"], str(page), "exec"), namespace)
