@@ -179,8 +179,10 @@ def as_likelihood(likelihood: str | Likelihood) -> Likelihood:
 def likelihood_from_dict(values: dict[str, Any]) -> Likelihood:
     """Rebuild a likelihood from its configuration."""
     kind = values.get("kind")
-    if not isinstance(kind, str) or kind not in _KINDS or kind == "custom":
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise ValueError(f"The file names a likelihood {kind!r}, which is unknown here; known: {sorted(_KINDS)}.")
+    if kind == "custom":
+        raise ValueError("The file's likelihood 'custom' has settings that do not fit it: functions are in no file.")
     settings = {key: value for key, value in values.items() if key != "kind"}
     if wrong := misfits(settings, _KINDS[kind].__init__):
         raise ValueError(f"The file's likelihood {kind!r} has settings that cannot be: {', '.join(wrong)}.")
