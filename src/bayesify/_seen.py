@@ -53,7 +53,7 @@ class InputsSeen:
         leaves: list[Tensor] = []
         tree = _tree([list(args), kwargs], leaves, [])
         rows = batch_rows(leaves)
-        known = self.form is not None and self.form["tree"] == tree
+        before = self.form if self.form is not None and self.form["tree"] == tree else None
         forms: list[dict[str, Any]] = []
         for index, tensor in enumerate(leaves):
             shape = [int(size) for size in tensor.shape]
@@ -65,8 +65,8 @@ class InputsSeen:
                 "low": 0,
                 "high": 0,
             }
-            if known and self.form is not None and self.form["tensors"][index]["type"] == form["type"]:
-                form |= {key: self.form["tensors"][index][key] for key in ("low", "high")}
+            if before is not None and before["tensors"][index]["type"] == form["type"]:
+                form |= {key: before["tensors"][index][key] for key in ("low", "high")}
             elif _whole(tensor.dtype) and tensor.numel():
                 form |= {"low": int(tensor.min()), "high": int(tensor.max())}
             forms.append(form)

@@ -84,9 +84,9 @@ def _locked(folder: Path) -> Iterator[bool]:
         except OSError:  # some network file systems
             alone = False
         yield alone
-        if alone:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for a process that was forked meanwhile
     finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for a process that was forked meanwhile
         os.close(descriptor)
 
 
