@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,6 +25,7 @@ __all__ = [
     "slice_rows",
     "split_batch",
     "to_device",
+    "without_arrays",
 ]
 
 TARGET_KEYS = ("labels", "shift_labels", "label", "targets", "target", "y")
@@ -53,9 +55,25 @@ def _tensors(tree: Any) -> list[Tensor]:
     return found
 
 
+def without_arrays(tree: Any) -> Any:
+    """Return a batch with a tensor for every array, which share their memory."""
+    if isinstance(tree, np.ndarray):
+        if tree.dtype.kind not in "biufc":
+            raise TypeError(
+                f"An array of {tree.dtype} holds no numbers. Give numbers, or tokenise text first: tokenizer(texts, "
+                'padding=True, return_tensors="pt").'
+            )
+        return torch.from_numpy(np.ascontiguousarray(tree))
+    if isinstance(tree, Mapping) and any(isinstance(value, np.ndarray) for value in tree.values()):
+        return {key: without_arrays(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple) and any(isinstance(value, np.ndarray) for value in tree):
+        return type(tree)(without_arrays(value) for value in tree)
+    return tree
+
+
 def to_device(tree: Any, device: torch.device) -> Any:
-    """Move every tensor of a batch; pinned memory is copied without waiting."""
-    return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), tree)
+    """Move every tensor of a batch, and every array; pinned memory is copied without waiting."""
+    return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), without_arrays(tree))
 
 
 def batch_rows(inputs: Any) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesify._inputs import as_loader
 from bayesify._modes import evaluation_mode
 from bayesify._tree import to_device
 from bayesify.likelihoods import Stream
@@ -48,7 +49,7 @@ def calibrate(
     device = posterior_device(posterior)
     with torch.no_grad(), evaluation_mode(posterior):
         keys = posterior.keys(num_samples, seed)
-        for batch in val_loader:
+        for batch in as_loader(val_loader, "calibrate"):
             inputs, target = posterior.split_batch(to_device(batch, device))
             kept = _Keep()
             add_draws(posterior, inputs, keys, kept)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from bayesify._files import fingerprint
 from bayesify.likelihoods import Likelihood
@@ -162,7 +164,23 @@ def convert(
         )
     selection = Selection(include, exclude)
     selection.check(network)
+    _warn_of_nan(network)
     return build(network, resolved, selection, likelihood)
+
+
+def _warn_of_nan(network: nn.Module) -> None:
+    broken = [
+        name
+        for name, tensor in (*network.named_parameters(), *network.named_buffers())
+        if tensor.is_floating_point() and not is_lazy(tensor) and tensor.device.type != "meta" and tensor.isnan().any()
+    ]
+    if broken:
+        more = f" and {len(broken) - 3} more" if len(broken) > 3 else ""
+        warnings.warn(
+            f"The network's {', '.join(map(repr, broken[:3]))}{more} hold NaN, and so will what it predicts. Its "
+            "training probably diverged: load a checkpoint from before, or train again with a smaller learning rate.",
+            stacklevel=3,
+        )
 
 
 def build(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from bayesify import measure
 from bayesify._compare import FIT_UNITS, LEVEL, table
+from bayesify._inputs import as_loader
 from bayesify._modes import evaluation_mode
 from bayesify._tree import call, to_device
 from bayesify.convert import Conversion
@@ -149,7 +150,7 @@ def evaluate(
         options: dict[str, Any] = {"how": how, "num_samples": num_samples, "seed": seed, "progress": progress}
         return predict(posterior, inputs, **options).cpu()
 
-    recorded = _Recorded(posterior, loader)
+    recorded = _Recorded(posterior, as_loader(loader, "evaluate"))
     prediction = predicted(recorded)
     prediction.score(score)  # a wrong name should not wait for the foreign sets
     targets = _counted(posterior, prediction, torch.cat(recorded.targets))

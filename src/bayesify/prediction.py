@@ -20,7 +20,10 @@ SCORES = ("total", "aleatoric", "epistemic", "variation_ratio", "model_variance"
 
 @dataclass(frozen=True, repr=False)
 class Prediction:
-    """What every prediction can do: be counted, indexed, joined, moved, and give scores."""
+    """What every prediction can do: be counted, indexed, joined, moved, and give scores.
+
+    Where the outputs are NaN, every score is.
+    """
 
     def __repr__(self) -> str:
         """Show the fields and their shapes, not their values."""
@@ -105,6 +108,11 @@ class ClassificationPrediction(Prediction):
     samples: Tensor | None = None
     predictor: str | None = None
 
+    def __post_init__(self) -> None:
+        """Let votes for outputs that are NaN not look unanimous."""
+        broken = self.log_probs.amax(-1).isnan()
+        object.__setattr__(self, "variation_ratio", self.variation_ratio.where(~broken, torch.nan))
+
     @property
     def probs(self) -> Tensor:
         """Predictive probabilities, (B, ..., C)."""
@@ -155,6 +163,12 @@ class RegressionPrediction(Prediction):
     epistemic: Tensor
     samples: Tensor | None = None
     predictor: str | None = None
+
+    def __post_init__(self) -> None:
+        """Let noise that is known, and so the same for every input, not hide a mean that is NaN."""
+        broken = self.mean.isnan()
+        for name in ("aleatoric", "epistemic"):
+            object.__setattr__(self, name, getattr(self, name).where(~broken, torch.nan))
 
     @property
     def variance(self) -> Tensor:

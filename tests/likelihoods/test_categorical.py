@@ -82,7 +82,8 @@ def test_byte_labels_do_not_wrap_into_the_ignored_one():
 
 def test_nothing_but_ignored_labels_is_a_loss_of_zero_with_gradients():
     logits = torch.randn(2, 3, requires_grad=True)
-    loss = Categorical().nll(logits, torch.tensor([-100, -100]))
+    with pytest.warns(UserWarning, match="All 2 targets of a batch are ignore_index"):
+        loss = Categorical().nll(logits, torch.tensor([-100, -100]))
     loss.backward()
     assert loss.item() == 0
     assert torch.equal(logits.grad, torch.zeros(2, 3))

@@ -58,6 +58,7 @@ def acquire(
     if how == "batch-bald":
         if prediction.samples is None:
             raise ValueError("Batch-BALD needs the draws: predict(posterior, pool, keep_samples=True).")
+        _refuse_nan(prediction.samples.isnan().any(-1).any(0))
         chosen = batch_bald(prediction.samples, num, seed=seed)
         rows = prediction.samples.shape[1]
     else:
@@ -69,6 +70,7 @@ def acquire(
             rows = len(scores)
         if scores.ndim != 1:
             raise ValueError(f"Scores of shape {tuple(scores.shape)} are not one per example. Average dense ones.")
+        _refuse_nan(scores.isnan())
         # A stable sort of a random order breaks ties at random: half of a pool may have a variation ratio of zero.
         order = torch.randperm(rows, generator=generator)
         chosen = order[scores[order].argsort(descending=True, stable=True)][:num]
@@ -78,6 +80,15 @@ def acquire(
     if len(table) != rows:
         raise ValueError(f"There are {len(table)} indices for a pool of {rows} examples.")
     return table[chosen]
+
+
+def _refuse_nan(rows: Tensor) -> None:
+    """Raise where examples have no score: a sort would put them first."""
+    if bool(rows.any()):
+        raise ValueError(
+            f"The scores of {int(rows.sum())} of {len(rows)} examples are NaN, the first at position "
+            f"{int(rows.nonzero()[0])}. Find the inputs that produce it (torch.isnan) and repair or remove them first."
+        )
 
 
 def batch_bald(probs: Tensor, num: int, *, joint_samples: int = 10_000, seed: int = 0) -> Tensor:

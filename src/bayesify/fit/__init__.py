@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sized
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 from torch.optim import Optimizer
-from torch.utils.data import Dataset
 
+from bayesify._inputs import as_loader
 from bayesify._modes import modes_kept
 from bayesify.fit._engine import Precision, make_engine
 from bayesify.fit._health import NonFiniteError
@@ -44,6 +47,7 @@ def fit(
     accuracy_tolerance: float = 0.01,
     seed: int = 0,
     progress: bool = True,
+    **unknown: Any,
 ) -> History:
     """Learn a posterior: the loop around `posterior.loss`, with what such loops need.
 
@@ -73,6 +77,7 @@ def fit(
             chance: see the sign test of `warn_if_worse`.
         seed: Of the order of the data and of the noise; torch's global generator is put back at the end.
         progress: Whether to show progress bars.
+        unknown: Refused; settings of the method, as its learning rate, are given to it and not here.
 
     Returns:
         The history, with a record for each epoch.
@@ -88,8 +93,8 @@ def fit(
         2
     """
     require_posterior(posterior)
-    if isinstance(loader, Dataset):
-        raise TypeError("fit takes a loader, not a data set: wrap it in a torch.utils.data.DataLoader.")
+    _refuse(unknown, posterior)
+    loader = as_loader(loader, "fit")
     if isinstance(optimiser, Optimizer):
         raise TypeError(
             "optimiser is a function of parameter groups, not an optimiser: "
@@ -132,6 +137,19 @@ def fit(
         return run.all_stages(accuracy_tolerance)
 
 
+def _refuse(unknown: Mapping[str, Any], posterior: Posterior) -> None:
+    method = posterior.method
+    for name, value in unknown.items():
+        if name in {field.name for field in dataclasses.fields(method)}:
+            raise TypeError(
+                f"fit has no {name!r}, which is a setting of the method: convert(network, "
+                f"{type(method).__name__}({name}={value!r}, ...)). For one optimiser of your own give fit a function, "
+                "optimiser=lambda groups: torch.optim.Adam(groups, lr=1e-3)."
+            )
+        known = [name for name in inspect.signature(fit).parameters if name != "unknown"]
+        raise TypeError(f"fit has no argument {name!r}; it has {known}.")
+
+
 def _num_data(loader: Iterable[Any], num_data: int | None) -> int:
     if num_data is not None:
         return num_data
@@ -152,5 +170,7 @@ def _check_loader(loader: Iterable[Any]) -> None:
 
 def _check_numbers(**numbers: tuple[int | None, int]) -> None:
     for name, (value, least) in numbers.items():
+        if value is not None and not isinstance(value, Integral):
+            raise ValueError(f"{name} must be a whole number, but it is {value!r}.")
         if value is not None and value < least:
             raise ValueError(f"{name} must be at least {least}, but it is {value}.")

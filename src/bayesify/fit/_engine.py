@@ -42,6 +42,8 @@ class Engine:
     def __init__(self, posterior: Posterior, precision: Precision | None) -> None:
         self.posterior = posterior
         self.device = next(posterior.parameters()).device
+        if precision not in ("bf16", "fp16", None):
+            raise ValueError(f"precision must be 'bf16', 'fp16' or None, but it is {precision!r}.")
         self.dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, None: None}[precision]
         if precision == "fp16" and self.device.type == "cpu":
             raise ValueError("precision='fp16' needs a GPU; on a CPU use precision='bf16' or None.")

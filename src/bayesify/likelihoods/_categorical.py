@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -76,7 +77,14 @@ class Categorical(Likelihood):
         self.check(output, target)
         logits, labels = self.classes_last(output).movedim(-1, 1), target.long()
         total = functional.cross_entropy(logits, labels, ignore_index=self.ignore_index, reduction="sum")
-        return total / self._counted(target).sum().clamp_min(1)
+        counted = self._counted(target).sum()
+        if target.device.type == "cpu" and target.numel() and not counted:
+            warnings.warn(
+                f"All {target.numel()} targets of a batch are ignore_index = {self.ignore_index}, so that nothing is "
+                "learned from it. Check the labels, or give Categorical another ignore_index.",
+                stacklevel=2,
+            )
+        return total / counted.clamp_min(1)
 
     def log_probs(self, outputs: Tensor) -> Tensor:
         """Return ln softmax of draws' logits (S, B, ...), (S, B, ..., C)."""

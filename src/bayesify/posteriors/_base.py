@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from bayesify._inputs import in_network_type
 from bayesify._labels import Convention, beside_outputs, convention_of
 from bayesify._seen import InputsSeen
 from bayesify._tree import batch_rows, call, repeat_rows, split_batch
@@ -145,7 +146,7 @@ class Posterior(nn.Module):
 
     def outputs(self, inputs: Any) -> Tensor:
         """Run one pass on inputs of any structure and return the tensor of logits or means."""
-        return self.read(call(self, inputs))
+        return self.read(call(self, in_network_type(inputs, self.network)))
 
     def evaluate(
         self,
@@ -165,6 +166,7 @@ class Posterior(nn.Module):
         Returns:
             Outputs (S, B, ...).
         """
+        inputs = in_network_type(inputs, self.network)
         rows = batch_rows(inputs)
         noise = self.noise
         args, kwargs = call(lambda *args, **kwargs: (args, kwargs), inputs)
@@ -212,8 +214,9 @@ class Posterior(nn.Module):
     def split_batch(self, batch: Any) -> tuple[Any, Any]:
         """Split a batch into inputs and targets, each target beside the output that predicts it.
 
-        That is where targets stand in the batch, except for causal language models of transformers: their `labels` are
-        the tokens themselves, and the output at a token predicts the next one.
+        Floating-point inputs are converted to the network's type, where it has one. Targets stay where they stand in
+        the batch, except for causal language models of transformers: their `labels` are the tokens themselves, and the
+        output at a token predicts the next one.
 
         Args:
             batch: `(inputs, targets)`, or a mapping with a target key.
@@ -225,7 +228,8 @@ class Posterior(nn.Module):
         if self._convention is None:
             self._convention = convention_of(self.network)
         ignored = getattr(self.likelihood, "ignore_index", -100)
-        return inputs, beside_outputs(self._convention, batch, inputs, targets, ignored)
+        targets = beside_outputs(self._convention, batch, inputs, targets, ignored)
+        return in_network_type(inputs, self.network), targets
 
     # -- modes ----------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from bayesify._inputs import in_network_type
 from bayesify._modes import evaluation_mode
 from bayesify._tree import call, split_batch, to_device
 from bayesify.posteriors._weights import TensorTree, batch_norms, statistics_names
@@ -58,7 +59,7 @@ def estimate_statistics(
     with _cumulative(network):
         for batch in islice(loader, max_batches):
             batches += 1
-            inputs, _ = split_batch(to_device(batch, device))
+            inputs = in_network_type(split_batch(to_device(batch, device))[0], network)
             call(lambda *args, **kwargs: functional_call(network, tensors, args, kwargs), inputs)
     if batches == 0:
         raise ValueError("The loader gave no batch, so there is nothing to estimate statistics from.")

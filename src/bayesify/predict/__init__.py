@@ -8,11 +8,10 @@ from contextlib import ExitStack
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
+from bayesify._inputs import as_inputs, in_network_type
 from bayesify._modes import evaluation_mode
 from bayesify._predictors import ONE_PASS, PREDICTORS, How, require_name
 from bayesify._progress import bar
@@ -84,7 +83,8 @@ def predict(
     Args:
         posterior: From `convert` or `load`.
         inputs: A tensor (B, ...), a tuple or a mapping of such, or a loader. Batches of a loader may be inputs
-            alone (a tensor or a mapping) or (inputs, targets); targets are not looked at.
+            alone (a tensor or a mapping) or (inputs, targets); targets are not looked at. Arrays are taken as tensors.
+            Floating-point numbers are converted to the type of the network's parameters, where these have one type.
         how: "sampling"; "mean", one pass without noise; and, for posteriors with independent Gaussian weights, with
             Kronecker products, with noisy layers or with a random last layer (`Laplace()`), "streamlined", mean and
             variance in one pass, by the engine that suits the network (the prediction's `predictor` says which);
@@ -116,10 +116,7 @@ def predict(
         (torch.Size([5, 3]), True)
     """
     require_posterior(posterior)
-    if isinstance(inputs, np.ndarray):
-        inputs = torch.from_numpy(inputs)
-    if isinstance(inputs, Dataset):
-        raise TypeError("predict takes a tensor or a loader, not a data set: wrap it in a torch.utils.data.DataLoader.")
+    inputs, direct = as_inputs(inputs)
     require_name(how)
     check_output(output)
     if how == "closed-form" and (output != "prediction" or keep_samples):
@@ -136,11 +133,11 @@ def predict(
         seed = int(torch.randint(2**31, ()))
     device = posterior_device(posterior)
     keys = posterior.keys(None if how in ONE_PASS else num_samples, seed)
-    direct = isinstance(inputs, Tensor | Mapping | tuple)
     batches = [inputs] if direct else bar(inputs, "predict", shown=progress)
     parts = []
     for batch in batches:
         batch = to_device(batch if direct else inputs_of(batch), device)
+        batch = in_network_type(batch, posterior.network)
         count = batch_rows(batch)
         # The lock keeps other threads from seeing, and from ending, this evaluation mode.
         with torch.inference_mode(False), torch.no_grad(), posterior.noise.lock, evaluation_mode(posterior):
