@@ -62,8 +62,10 @@ def test_a_parameter_that_is_not_a_number_is_named():
     network = _network()
     with torch.no_grad():
         network[2].weight[1, 3] = torch.nan
+    with pytest.warns(UserWarning, match=r"The network's '2\.weight' hold NaN"):
+        posterior = bayesify.convert(network, MAP())
     with pytest.raises(NonFiniteError, match=r"at step 1 .*The parameter '2\.weight' holds values that are not finite"):
-        _fit(bayesify.convert(network, MAP()), DataLoader(_data(), batch_size=4))
+        _fit(posterior, DataLoader(_data(), batch_size=4))
 
 
 def test_a_chain_that_left_is_told_from_targets():
