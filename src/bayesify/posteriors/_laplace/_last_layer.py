@@ -169,7 +169,7 @@ class LastLayerLaplacePosterior(LaplacePosterior):
                 output = self.outputs(inputs)
         finally:
             handle.remove()
-        if len(seen) != 1 or not _same_numbers(seen[0][1], output):
+        if len(seen) != 1 or not (_traced() or _same_numbers(seen[0][1], output)):
             raise ValueError(
                 f"The output of the last linear layer {self.layer!r} is not the network's: it is changed afterwards, "
                 "or another layer comes last. Name the layer, convert(..., include='its name'), or take "
@@ -191,7 +191,7 @@ class LastLayerLaplacePosterior(LaplacePosterior):
 
         With the eigenvectors' rows A = phi' Q_c it is A (lambda + delta)^-1 A', without the covariance of the weights.
         """
-        self.require_complete()
+        self._require_seen()
         phi, count = self.extended(features).flatten(0, -2), self.outputs_count
         vectors = self._matrix.view(count, self.width, -1)
         variances = 1 / (self._values * self.scale + self.prior_precision)
@@ -225,7 +225,7 @@ class LastLayerLaplacePosterior(LaplacePosterior):
     @torch.no_grad()
     def output_gaussian(self, inputs: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return mean, and variance or covariance, of the outputs; exact, since they are linear in what is random."""
-        self.require_complete()
+        self._require_seen()
         output, features = self.features(inputs)
         if isinstance(self.likelihood, Categorical) and self.outputs_count > 2:
             return output, None, self.output_covariance(features).reshape(*output.shape, self.outputs_count)
@@ -239,10 +239,19 @@ class LastLayerLaplacePosterior(LaplacePosterior):
         """
         return self.likelihood.from_gaussian(output, self._variance(output, features))
 
+    def _require_seen(self) -> None:
+        if not _traced():
+            self.require_complete()
+
     def _variance(self, output: Tensor, features: Tensor) -> Tensor:
         classes = isinstance(self.likelihood, Categorical)
         variance = self.output_variance(features, centred=classes).reshape(output.shape)
         return independent_variances(variance) if classes else variance
+
+
+def _traced() -> bool:
+    """Return whether a program is being traced, which has no numbers to look at; they were looked at before."""
+    return torch.compiler.is_compiling()
 
 
 def _same_numbers(one: Tensor, other: Tensor) -> bool:

@@ -27,12 +27,12 @@ def joint_share(*parts: Any) -> Tensor | None:
     rows = [pair.centre.shape[0] for pair in pairs if pair.shared is not None]
     if not all(same_size(count, rows[0]) for count in rows) or any(pair.centre.ndim == 0 for pair in pairs):
         return None
-    count = rows[0]
+    count, deepest = rows[0], max(pair.centre.ndim for pair in pairs)
     total = common = torch.zeros(count, dtype=pairs[0].variance.dtype, device=pairs[0].variance.device)
     for pair in pairs:
         size = (
             pair.variance.flatten(1).sum(1)
-            if same_size(pair.centre.shape[0], count)
+            if pair.centre.ndim == deepest > 1 and same_size(pair.centre.shape[0], count)  # else it has no batch
             else pair.variance.sum().expand(count)
         )
         total = total + size
