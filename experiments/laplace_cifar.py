@@ -34,9 +34,9 @@ DRAWS = 20
 
 # How the prior is chosen, and how the last layer is predicted.
 LAST_LAYER: dict[str, tuple[str, int | None]] = {
-    "last layer, prior by evidence, probit": ("evidence", None),
+    "last layer, prior by evidence, closed form": ("evidence", None),
     "last layer, prior by evidence, 200 draws of logits": ("evidence", 200),
-    "last layer, prior by validation, probit": ("validation", None),
+    "last layer, prior by validation, closed form": ("validation", None),
     "last layer, prior by validation, 200 draws of logits": ("validation", 200),
 }
 # The method, and whether the prior is chosen on validation data.
