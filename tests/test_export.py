@@ -8,8 +8,12 @@ from torch import nn
 
 from bayesify import IBNN, SWAG, BayesAdapter, Gaussian, MCDropout, convert, export, predict
 from bayesify.posteriors import InputMixturePosterior
+from bayesify.posteriors._gaussian._operations import Convolution
+from bayesify.predict.linearised import _calls, _convolutions
 from tests.predict.linearised.networks import gaussian, randn
 from tests.predict.linearised.networks import transformer as small_transformer
+from tests.test_architectures import timm
+from tests.torchvision_stub import declare_torchvision_operators
 
 CLASSES = ["probs", "total", "aleatoric", "epistemic"]
 
@@ -104,6 +108,78 @@ def test_a_backward_pass_is_traced_too():
         found = program.module()(x)
         for name in CLASSES:
             torch.testing.assert_close(found[name], getattr(expected, name), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.slow
+def test_a_backward_pass_takes_batches_of_every_size(monkeypatch):
+    """Derivatives are formed for a few examples at a time, which must not fix how many a program takes."""
+    monkeypatch.setattr(_calls, "CHUNK", 64)
+    layers = [
+        nn.Conv2d(3, 4, 3, 2, 1),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, 2, 1),
+        nn.Conv2d(4, 4, 3, 2, 1, groups=2),
+    ]
+    layers += [nn.AvgPool2d(2), nn.Flatten(1), nn.Linear(4, 3)]
+    torch.manual_seed(0)
+    posterior = adapted(nn.Sequential(*layers))
+    program = export(posterior, torch.randn(2, 3, 16, 16))
+    for rows in (1, 40):
+        x = torch.randn(rows, 3, 16, 16)
+        expected = predict(posterior, x, how="streamlined")
+        assert "backward" in expected.predictor
+        found = program.module()(x)
+        for name in CLASSES:
+            torch.testing.assert_close(found[name], getattr(expected, name), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(("dims", "groups"), [(1, 1), (2, 1), (2, 2), (3, 1)])
+def test_gradients_of_convolutions_in_a_program_are_torchs(dims, groups):
+    operation = Convolution((2,) * dims, (1,) * dims, (1,) * dims, False, (0,) * dims, groups)
+    weight, x = randn(4, 6 // groups, *(3,) * dims), randn(5, 1, 6, *(6,) * dims)
+    flow = randn(*operation.shared(x, weight).shape)
+    of_x, of_weights = operation.each_backward(flow, x, weight.expand(5, *weight.shape), need_x=True)
+    torch.testing.assert_close(_convolutions.weight_gradients(flow, x, weight.shape, operation), of_weights)
+    torch.testing.assert_close(_convolutions.transposed_input(flow[:, 0], x[:, 0], weight, operation), of_x[:, 0])
+
+
+@pytest.mark.slow
+def test_a_residual_network_of_timm_in_onnx_runtime(tmp_path):
+    """Of maps that shrink to one pixel, with max and average pooling: a backward pass as ONNX."""
+    for module in ("onnx", "onnxscript"):
+        pytest.importorskip(module)
+    runtime = pytest.importorskip("onnxruntime")
+    declare_torchvision_operators()
+    torch.manual_seed(0)
+    network = timm("resnet10t", channels=(8, 8, 16, 16))().eval()
+    posterior = adapted(network)
+    program = export(posterior, torch.randn(2, 3, 32, 32), tmp_path / "it.onnx")
+    session = runtime.InferenceSession(tmp_path / "it.onnx")
+    for rows in (1, 6):
+        x = torch.randn(rows, 3, 32, 32)
+        expected = predict(posterior, x, how="streamlined")
+        assert "backward" in expected.predictor
+        by_torch, by_runtime = program.module()(x), session.run(None, {"input": x.numpy()})
+        for name, value in zip(CLASSES, by_runtime, strict=True):
+            torch.testing.assert_close(by_torch[name], getattr(expected, name), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(torch.from_numpy(value), getattr(expected, name), rtol=1e-4, atol=1e-5)
+
+
+def test_derivatives_of_activations_are_written_down():
+    """A method of the linearised network differentiates activations, and so does a root, whose nodes may leave its domain."""
+
+    class Root(nn.Module):
+        def forward(self, x):
+            return (1 + x.abs()).sqrt()
+
+    for activation, first_order in ((nn.Tanh(), True), (Root(), False)):
+        torch.manual_seed(0)
+        posterior = adapted(nn.Sequential(nn.Linear(4, 6), activation, nn.Linear(6, 3)))
+        object.__setattr__(posterior.method, "first_order", first_order)
+        program = export(posterior, torch.randn(2, 4), how="moments")
+        x = torch.randn(5, 4)
+        found, expected = program.module()(x), predict(posterior, x, how="moments")
+        torch.testing.assert_close(found["epistemic"], expected.epistemic, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # inductor's own

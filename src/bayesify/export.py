@@ -86,8 +86,14 @@ def export(
     with posterior.noise.lock, evaluation_mode(posterior), torch.inference_mode(False), torch.no_grad():
         predict, backward = _predictor(posterior, example, how, variance_scale)
         names = list(predict(example))
-        network = _Predictor(_flattened(predict, example) if backward else predict, example)
-        program = _traced(network, example)
+        network = _Predictor(_flattened(predict, example) if backward() else predict, example)
+        try:
+            program = _traced(network, example)
+        except torch._dynamo.exc.UserError as error:
+            raise ValueError(
+                "This prediction cannot be traced for every size of a batch: something in it makes the number of "
+                f"examples a constant. {_advice(posterior, example)} torch says: {_plain(error)}"
+            ) from error
     if target is not None and target.suffix == ".pt2":
         _write(target, lambda file: torch.export.save(program, file))
     elif target is not None:
@@ -125,10 +131,10 @@ def _tensors_of(prediction: Prediction) -> dict[str, Tensor]:
     return {name: getattr(prediction, name).clone() for name in names}
 
 
-def _predictor(posterior: Posterior, example: Any, how: str, scale: float) -> tuple[Outputs, bool]:
-    """Return the function to be traced, and whether it takes a backward pass."""
+def _predictor(posterior: Posterior, example: Any, how: str, scale: float) -> tuple[Outputs, Callable[[], bool]]:
+    """Return the function to be traced, and whether it took a backward pass or derivatives when it was last run."""
     if how == "mean":
-        return lambda inputs: _tensors_of(_mean(posterior, inputs)), False
+        return lambda inputs: _tensors_of(_mean(posterior, inputs)), lambda: False
     from bayesify.predict._one_pass import make_one_pass
 
     found = make_one_pass(posterior, how, example)
@@ -139,14 +145,21 @@ def _predictor(posterior: Posterior, example: Any, how: str, scale: float) -> tu
             "A weight is used in a way without a formula, as in an LSTM, so that examples are looped over, which a "
             f"program cannot do for batches of every size. Export how={nearest!r}, or call predict(how={how!r})."
         )
-    return lambda inputs: _tensors_of(found.predict(inputs, num_samples=None, seed=0, scale=scale)), found.backward
+
+    def run(inputs: Any) -> dict[str, Tensor]:
+        return _tensors_of(found.predict(inputs, num_samples=None, seed=0, scale=scale))
+
+    return run, lambda: found.differentiated
 
 
 def _flattened(predict: Outputs, example: Any) -> Outputs:
     """Write the operations of a backward pass down as those of a forward pass."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    made: Outputs = make_fx(predict, tracing_mode="symbolic", _allow_non_fake_inputs=True)(example)
+    from bayesify.predict.linearised._convolutions import POOLING
+
+    trace = make_fx(predict, POOLING, tracing_mode="symbolic", _allow_non_fake_inputs=True)
+    made: Outputs = trace(example)
     return made
 
 
@@ -176,16 +189,18 @@ def _traced(network: nn.Module, example: Any) -> ExportedProgram:
 
     args, kwargs = call(lambda *args, **kwargs: (args, kwargs), example)
     shapes: Any = map_tensors(dynamic, kwargs) if kwargs else {"args": map_tensors(dynamic, args)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter, about itself
+        return torch.export.export(network, args, kwargs, dynamic_shapes=shapes, strict=False)
+
+
+def _advice(posterior: Posterior, example: Any) -> str:
+    """Say what makes the number of examples a constant: the network, if it cannot be traced on its own either."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the exporter, about itself
-            return torch.export.export(network, args, kwargs, dynamic_shapes=shapes, strict=False)
-    except torch._dynamo.exc.UserError as error:
-        raise ValueError(
-            "The network cannot be traced for every size of a batch: something in it makes the number of examples a "
-            "constant. In its forward, write x.shape[0] for len(x) and no number that depends on the batch. torch "
-            f"says: {str(error).splitlines()[0]}"
-        ) from error
+        _traced(_Predictor(lambda inputs: _tensors_of(_mean(posterior, inputs)), example), example)
+    except torch._dynamo.exc.UserError:
+        return "In the network's forward, write x.shape[0] for len(x) and no number that depends on the batch."
+    return "The network itself can be traced, so it is the prediction: export how='moments' or how='mean'."
 
 
 def _require_onnx() -> None:

@@ -22,7 +22,7 @@ class ClosedForm:
         posterior: The posterior.
     """
 
-    backward = looped = False
+    backward = differentiated = looped = False
     words = "closed form: the covariance of the last layer's outputs in one forward pass"
 
     def __init__(self, posterior: LastLayerLaplacePosterior) -> None:

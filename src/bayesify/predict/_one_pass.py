@@ -83,6 +83,11 @@ class OnePass:
         return self.others[key]
 
     @property
+    def differentiated(self) -> bool:
+        """Whether the last prediction took backward passes, or derivatives of single functions."""
+        return self.backward or any(one.settings.derivatives for one in self.passes)
+
+    @property
     def backward(self) -> bool:
         """Whether a prediction takes backward passes."""
         return self.engine not in FORWARD

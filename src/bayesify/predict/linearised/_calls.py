@@ -19,6 +19,7 @@ from bayesify.posteriors import NoiseTerms
 from bayesify.posteriors._gaussian._operations import Convolution
 from bayesify.posteriors._gaussian._site import Arrangement
 from bayesify.predict._rotated import Rotated
+from bayesify.predict.linearised._convolutions import transposed_input, weight_gradients
 from bayesify.predict.linearised._ledger import Factors, Ledger, Part
 
 __all__ = ["AffineCall", "Call", "ConvolutionCall", "EmbeddingCall", "ExpandCall", "LinearCall", "NoiseCall", "run"]
@@ -63,6 +64,22 @@ def run(call: Call, x: Tensor) -> Tensor:
     """Run an operation so that its backward pass accounts for its random tensors."""
     result: Tensor = _Run.apply(x, call.ledger.anchor, call)  # type: ignore[no-untyped-call]
     return result
+
+
+def _is_traced(x: Tensor) -> bool:
+    """Return whether a pass is being traced for batches of every size."""
+    return not isinstance(x.shape[0], int)
+
+
+def _chunks(flow: Tensor, inputs: Tensor, numbers: int) -> list[tuple[Tensor, Tensor]]:
+    """Return a few examples at a time, as many as have derivatives of a moderate size.
+
+    A traced pass takes all at once: how many chunks there are would fix the size of a batch.
+    """
+    if _is_traced(flow):
+        return [(flow, inputs)]
+    size = max(1, CHUNK // numbers)
+    return list(zip(torch.split(flow, size), torch.split(inputs, size), strict=True))  # type: ignore[no-untyped-call]
 
 
 class _Run(Function):
@@ -131,12 +148,8 @@ class LinearCall(Call):
                 self.caused = (inputs * column) @ inputs.mT
             self.ledger.add(((flow * row) @ flow.mT).mul_(self.caused).sum((1, 2)))
         else:
-            size = max(1, CHUNK // variance.numel())
             weights = variance.reshape(-1)
-            pieces = [
-                (f.mT @ i).square_().flatten(1) @ weights
-                for f, i in zip(torch.split(flow, size), torch.split(inputs, size), strict=True)
-            ]
+            pieces = [(f.mT @ i).square_().flatten(1) @ weights for f, i in _chunks(flow, inputs, variance.numel())]
             self.ledger.add(torch.cat(pieces))
 
     def _turned(self, inputs: Tensor) -> Tensor:
@@ -177,6 +190,8 @@ class ConvolutionCall(Call):
     def of_input(self, grad: Tensor, x: Tensor) -> Tensor:
         """Return the gradient of the input."""
         o = self.operation
+        if _is_traced(grad) and not o.transposed:
+            return transposed_input(grad, x, self.weight, o)
         of_x: Tensor = torch.ops.aten.convolution_backward(
             grad, x, self.weight, None, o.stride, o.padding, o.dilation, o.transposed, o.output_padding, o.groups,
             [True, False, False],
@@ -192,12 +207,14 @@ class ConvolutionCall(Call):
         if self.random_weight is None:
             return
         inputs, part, variance = self.rows.split(x), self.random_weight.part, self.random_weight.variance
-        size = max(1, CHUNK // self.weight.numel())
         weights = variance.reshape(-1)
         pieces = []
-        for f, i in zip(torch.split(flow, size), torch.split(inputs, size), strict=True):
-            like = self.weight.expand(f.shape[0], *self.weight.shape)
-            gradient = self.operation.each_backward(f, i, like, need_x=False)[1]
+        for f, i in _chunks(flow, inputs, self.weight.numel()):
+            if _is_traced(f) and not self.operation.transposed:
+                gradient = weight_gradients(f, i, self.weight.shape, self.operation)
+            else:
+                like = self.weight.expand(f.shape[0], *self.weight.shape)
+                gradient = self.operation.each_backward(f, i, like, need_x=False)[1]
             if self.random_weight.rotated is not None:
                 gradient = self.random_weight.rotated.turned(gradient, f.flatten(3).sum((1, 3)))
             gradient = gradient.flatten(1)
