@@ -166,7 +166,7 @@ def test_a_residual_network_of_timm_in_onnx_runtime(tmp_path):
 
 
 def test_derivatives_of_activations_are_written_down():
-    """A method of the linearised network differentiates activations, and so does a root, whose nodes may leave its domain."""
+    """Of every activation to first order, and else of a root, whose nodes may leave its domain."""
 
     class Root(nn.Module):
         def forward(self, x):

@@ -79,7 +79,7 @@ def _chunks(flow: Tensor, inputs: Tensor, numbers: int) -> list[tuple[Tensor, Te
     if _is_traced(flow):
         return [(flow, inputs)]
     size = max(1, CHUNK // numbers)
-    return list(zip(torch.split(flow, size), torch.split(inputs, size), strict=True))  # type: ignore[no-untyped-call]
+    return list(zip(torch.split(flow, size), torch.split(inputs, size), strict=True))
 
 
 class _Run(Function):

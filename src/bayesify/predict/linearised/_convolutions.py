@@ -37,7 +37,7 @@ def weight_gradients(flow: Tensor, inputs: Tensor, shape: torch.Size, operation:
     o, dims = operation, len(shape) - 2
     rows, entries = flow.shape[0], shape[1] * math.prod(shape[2:])
     if dims == 2:  # one operation in the program instead of one for each offset
-        met = functional.unfold(inputs.flatten(0, 1), list(shape[2:]), o.dilation, o.padding, o.stride)
+        met = functional.unfold(inputs.flatten(0, 1), tuple(shape[2:]), o.dilation, o.padding, o.stride)
         met = met.reshape(rows, -1, *met.shape[1:])  # (B, r, C kernel, T)
     else:
         met = _offsets(flow, inputs, shape, o).flatten(2, 3)
