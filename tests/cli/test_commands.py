@@ -157,6 +157,15 @@ def test_fit_goes_on_from_a_checkpoint(bayesify, model, tmp_path):
     assert any((tmp_path / "state").iterdir())
 
 
+def test_a_network_with_random_weights_goes_on_from_its_checkpoint(bayesify, tmp_path):
+    words = ("fit", "--model", f"{NETS}:make_network", "--data", f"{NETS}:few_digits", "--method", "map", "--epochs", 1,
+             "--checkpoint", tmp_path / "state", "--quiet", "--out")  # fmt: skip
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        code, _, error = bayesify(*words, tmp_path / str(seed))
+        assert code == 0, error
+
+
 def test_saved_posteriors_evaluate_and_compare_alike(bayesify, model, tmp_path):
     fitted(bayesify, model, tmp_path / "swag")
     common = (*model, "--data", "digits", "--posterior", tmp_path / "swag", "--num-samples", 5, "--json")

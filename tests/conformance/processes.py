@@ -21,14 +21,15 @@ def work(rank: int, port: int, folder: str) -> None:
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), ACCELERATE_USE_CPU="true", OMP_NUM_THREADS="1",
     )  # fmt: skip
     torch.set_num_threads(1)
-    found = {case.name: _run(case, rank, Path(folder) / case.name) for case in CASES}
+    found: dict[str, Any] = {case.name: _run(case, rank, Path(folder) / case.name) for case in CASES}
+    found["checkpoint"] = _again(rank, Path(folder) / CASES[0].name)
     torch.save(found, Path(folder) / f"{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
 def _run(case: Case, rank: int, folder: Path) -> dict[str, Any]:
     data = loader(EXAMPLE, ROWS)
-    options = {"val_loader": loader(EXAMPLE, 10), "epochs": 2, "patience": 2, "progress": False}
+    options = _options()
     torch.manual_seed(100 + rank)  # what the caller's generator holds must not matter
     posterior = bayesify.convert(EXAMPLE.network(), case.noisy)
     history = bayesify.fit(posterior, data, accuracy_tolerance=1, checkpoint=folder, checkpoint_steps=2, **options)
@@ -40,6 +41,27 @@ def _run(case: Case, rank: int, folder: Path) -> dict[str, Any]:
         "sampler untouched": untouched,
         "resumed": _resume(case, data, folder.with_name(f"{case.name}-broken"), options),
     }
+
+
+def _again(rank: int, folder: Path) -> dict[str, Any]:
+    """Give a finished run other networks: in the second process only, which takes the first one's, and in both."""
+    found: dict[str, Any] = {}
+    for name, others in (("one other", (1,)), ("both others", (0, 1))):
+        network = EXAMPLE.network()
+        if rank in others:
+            with torch.no_grad():
+                next(network.parameters()).add_(1)
+        posterior = bayesify.convert(network, CASES[0].noisy)
+        try:
+            bayesify.fit(posterior, loader(EXAMPLE, ROWS), accuracy_tolerance=1, checkpoint=folder, **_options())
+            found[name] = posterior.state_dict()
+        except ValueError as error:
+            found[name] = str(error)
+    return found
+
+
+def _options() -> dict[str, Any]:
+    return {"val_loader": loader(EXAMPLE, 10), "epochs": 2, "patience": 2, "progress": False}
 
 
 def _resume(case: Case, data: Any, folder: Path, options: dict[str, Any]) -> dict[str, torch.Tensor]:

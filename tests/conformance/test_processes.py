@@ -64,3 +64,9 @@ def test_the_loader_is_left_as_it_was(both: list[dict[str, Any]]):
 def test_a_run_that_was_broken_off_goes_on_to_the_same_end(both: list[dict[str, Any]]):
     for found in both:
         _assert_equal(found["state"], found["resumed"])
+
+
+def test_the_first_process_decides_whose_checkpoint_it_is(ranks: list[dict[str, Any]]):
+    for found in ranks:
+        _assert_equal(found["checkpoint"]["one other"], found[CASES[0].name]["state"])
+        assert "belongs to another run" in found["checkpoint"]["both others"]

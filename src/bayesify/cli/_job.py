@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -23,7 +24,8 @@ __all__ = ["make_task", "network_of", "one_posterior", "split_of"]
 
 
 def network_of(args: argparse.Namespace) -> nn.Module:
-    """Load the network that the arguments name."""
+    """Load the network that the arguments name; random weights are the same each time, so that checkpoints fit."""
+    torch.manual_seed(args.seed)
     return load_network(args.model, args.model_arg, args.weights, args.device)
 
 
