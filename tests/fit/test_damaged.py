@@ -150,15 +150,27 @@ def _edit_header(edit: Callable[[dict[str, Any]], Any]) -> Callable[[bytes], byt
     return damage
 
 
+def _edit_sealed(edit: Callable[[dict[str, Any]], Any]) -> Callable[[bytes], bytes]:
+    """Edit the header's text, its fingerprints or its seal."""
+
+    def inner(header: dict[str, Any]) -> None:
+        sealed = json.loads(header["__metadata__"]["sealed"])
+        assert sealed.keys() == {"json", "marks", "seal"}
+        edit(sealed)
+        header["__metadata__"]["sealed"] = json.dumps(sealed)
+
+    return _edit_header(inner)
+
+
 def _edit_values(edit: Callable[[dict[str, Any]], Any]) -> Callable[[bytes], bytes]:
     """Edit the plain values in the header, as somebody with an editor would."""
 
-    def inner(header: dict[str, Any]) -> None:
-        values = json.loads(header["__metadata__"]["json"])
+    def inner(sealed: dict[str, Any]) -> None:
+        values = json.loads(sealed["json"])
         edit(values)
-        header["__metadata__"]["json"] = json.dumps(values)
+        sealed["json"] = json.dumps(values)
 
-    return _edit_header(inner)
+    return _edit_sealed(inner)
 
 
 def _sealed(edit: Callable[[dict[str, Tensor], dict[str, Any]], Any]) -> Callable[[bytes], bytes]:
@@ -223,14 +235,18 @@ KINDS: dict[str, Callable[[bytes], bytes]] = {
     "the last bit of the numbers": _flip(-1, 7),
     "no plain values": _edit_header(lambda header: header.pop("__metadata__")),
     "empty plain values": _edit_header(lambda header: header.update(__metadata__={})),
-    "no seal": _edit_header(lambda header: header["__metadata__"].pop("seal")),
-    "another seal": _edit_header(lambda header: header["__metadata__"].update(seal="0" * 16)),
-    "no fingerprints": _edit_header(lambda header: header["__metadata__"].pop("marks")),
-    "fingerprints of nothing": _edit_header(lambda header: header["__metadata__"].update(marks="{}")),
-    "fingerprints that are a list": _edit_header(lambda header: header["__metadata__"].update(marks="[]")),
-    "values that are a list": _edit_header(lambda header: header["__metadata__"].update(json="[]")),
-    "values nested deeply": _edit_header(lambda header: header["__metadata__"].update(json="[" * 10**5)),
-    "values cut short": _edit_header(lambda header: header["__metadata__"].update(json='{"format": 2')),
+    "no seal": _edit_sealed(lambda sealed: sealed.pop("seal")),
+    "another seal": _edit_sealed(lambda sealed: sealed.update(seal="0" * 16)),
+    "no fingerprints": _edit_sealed(lambda sealed: sealed.pop("marks")),
+    "fingerprints of nothing": _edit_sealed(lambda sealed: sealed.update(marks={})),
+    "fingerprints that are a list": _edit_sealed(lambda sealed: sealed.update(marks=[])),
+    "other fingerprints": _edit_sealed(lambda sealed: sealed.update(marks=dict.fromkeys(sealed["marks"], "0" * 16))),
+    "values that are a list": _edit_sealed(lambda sealed: sealed.update(json="[]")),
+    "values that are a number": _edit_sealed(lambda sealed: sealed.update(json=1)),
+    "values nested deeply": _edit_sealed(lambda sealed: sealed.update(json="[" * 10**5)),
+    "values cut short": _edit_sealed(lambda sealed: sealed.update(json='{"format": 2')),
+    "a header cut short": _edit_header(lambda header: header["__metadata__"].update(sealed='{"json": ')),
+    "a header of a list": _edit_header(lambda header: header["__metadata__"].update(sealed="[]")),
     "a tensor less": _edit_header(lambda header: header.pop(_name(header))),
     "a tensor renamed": _edit_header(lambda header: header.update(other=header.pop(_name(header)))),
     "two tensors exchanged": _edit_header(_exchange),
