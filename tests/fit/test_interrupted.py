@@ -50,7 +50,7 @@ def test_a_run_interrupted_up_to_four_times_ends_with_equal_weights(case: Case, 
     data = Fragile()
     expected = _fit(case, None, data)
     chance = random.Random(case.name)
-    for attempt in range(3):
+    for attempt in range(2):
         folder, interrupted = tmp_path / str(attempt), 0
         while interrupted < 4:
             # First anywhere; a run that goes on is soon interrupted again, mostly in the same pass over the data.
