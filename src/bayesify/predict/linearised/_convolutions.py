@@ -78,9 +78,11 @@ def _average_input(
     divisor: int | None,
 ) -> Any:
     """Return the gradient of average pooling: a transposed convolution with equal weights."""
-    if ceil_mode or divisor is not None or (any(padding) and not count_include_pad) or x.ndim != 4:
+    if divisor is not None or (any(padding) and not count_include_pad) or x.ndim != 4:
         return NotImplemented
     sizes, steps, pads = (tuple(value) * (2 // len(value)) for value in (kernel, stride or kernel, padding))
+    if ceil_mode and any((x.shape[2 + i] + 2 * pads[i] - sizes[i]) % steps[i] for i in range(2)):
+        return NotImplemented  # a window that reaches beyond the input has fewer entries
     weight = torch.full((1, 1, *sizes), 1 / (sizes[0] * sizes[1]), dtype=grad.dtype, device=grad.device)
     pool = Convolution(steps, pads, (1, 1), False, (0, 0), 1)
     flat = grad.reshape(-1, 1, *grad.shape[2:])
