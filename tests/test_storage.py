@@ -82,6 +82,7 @@ def saved(tmp_path):
 # -- what comes back ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:This posterior has no uncertainty yet")
 @pytest.mark.parametrize("learned", [False, True], ids=["converted", "fitted"])
 @pytest.mark.parametrize("method", ALL_METHODS.values(), ids=ALL_METHODS)
 def test_every_method_comes_back_bit_for_bit(tmp_path, method, learned):
@@ -139,6 +140,7 @@ def test_settings_come_back(tmp_path):
     assert (loaded.output_key, loaded.default_samples) == ("logits", 7)
 
 
+@pytest.mark.filterwarnings("ignore:This posterior has no uncertainty yet")
 @pytest.mark.parametrize("method", [SWAG(), DeepEnsemble(members=2)], ids=lambda m: m.name)
 def test_what_was_converted_is_converted_again(tmp_path, method):
     plain = network()
