@@ -100,7 +100,7 @@ def test_loops_of_ones_own_as_the_guide_writes_them():
     sgld = bayesify.convert(network(), SGLD(num_samples=10))
     (stage,) = sgld.method.stages(sgld)
     sampler = sgld.method.make_optimiser(stage.groups)
-    train(sgld, sampler, stage.context, lambda epoch: sgld.collect() if epoch else None)
+    train(sgld, sampler, stage.context, lambda epoch: sgld.collect_chains() if epoch else None)
     assert len(sgld) == 2
     assert epistemic(sgld) > 0
 

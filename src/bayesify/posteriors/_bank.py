@@ -122,7 +122,7 @@ class BankPosterior(Posterior):
             self.fresh_statistics.fill_(False)
 
     @torch.no_grad()
-    def collect(self) -> None:
+    def collect_chains(self) -> None:
         """Keep the present state of every chain as a sample: what a loop of one's own calls after the burn-in."""
         for chain in range(len(self.chains)):
             self.append(self.codec.join(self.chain_tensors(chain)), chain=chain)
@@ -134,7 +134,7 @@ class BankPosterior(Posterior):
             return True
         return (
             "no sample has been kept. bayesify.fit(posterior, loader) runs the chains; in a loop of your own, with the "
-            "sampler that posterior.method.make_optimiser makes, call posterior.collect() after the burn-in."
+            "sampler that posterior.method.make_optimiser makes, call posterior.collect_chains() after the burn-in."
         )
 
     @torch.no_grad()
