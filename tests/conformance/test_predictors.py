@@ -244,6 +244,18 @@ def test_a_random_last_layer_is_exported(how):
     torch.testing.assert_close(found["probs"], bayesify.predict(posterior, x, how=how).probs)
 
 
+@pytest.mark.parametrize(("likelihood", "outputs"), [("classification", 2), ("binary", 1), ("regression", 2)])
+def test_a_random_last_layer_is_exported_for_every_likelihood(likelihood, outputs):
+    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, outputs))
+    posterior = bayesify.convert(network, Laplace(prior_precision=1.0), likelihood=likelihood)
+    x, numbers = torch.randn(8, 4), torch.randn(8, outputs)
+    y = numbers if likelihood == "regression" else (numbers[:, 0] > 0).long()
+    y = y[:, None].float() if likelihood == "binary" else y
+    bayesify.fit(posterior, [(x, y)], num_data=8, progress=False, accuracy_tolerance=1.0)
+    found = bayesify.export(posterior, x).module()(x)
+    torch.testing.assert_close(found["epistemic"], bayesify.predict(posterior, x, how="streamlined").epistemic)
+
+
 def test_check_export_and_evaluate_take_the_same_names_and_refuse_alike():
     posterior, x = made("swag", "mlp"), inputs_of("mlp")
     batch = [(x, torch.arange(6) % CLASSES)]

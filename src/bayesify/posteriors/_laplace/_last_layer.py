@@ -211,6 +211,8 @@ class LastLayerLaplacePosterior(LaplacePosterior):
 
         With rows Q_c of the eigenvectors they are Q_c (lambda + delta)^-1 Q_c', a C-th of the whole covariance's work.
         """
+        if _traced() and self._cache is not None and self._cache[0][0] == centred:
+            return self._cache[1]
         state = [(t.data_ptr(), t._version) for t in (self._matrix, self._values, self.prior_precision)]
         wanted = (centred, self.scale, state)
         if self._cache is None or self._cache[0] != wanted:
