@@ -136,7 +136,7 @@ NAMES = st.sampled_from([*METHODS, "bank"])
 PLACE = st.floats(0, 1, exclude_max=True)
 
 
-@examples(60, 700)
+@examples(60, 900)
 def test_a_flipped_bit_is_refused_or_harmless(folders, examples):
     def check(case):
         name, part, place, bit = case
