@@ -197,6 +197,7 @@ def test_compiles_without_a_graph_break(backend):
     torch.testing.assert_close(found["probs"], expected.probs, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:This posterior has no uncertainty yet")
 def test_what_cannot_be_exported_says_what_to_do(tmp_path):
     x = torch.randn(2, 4)
     posterior = adapted(mlp())

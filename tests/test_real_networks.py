@@ -56,7 +56,11 @@ def images():
 
 def tokens():
     mask = (torch.arange(7) < torch.arange(ROWS)[:, None].clamp(min=3)).long()
-    rows = {"input_ids": torch.randint(1, 30, (ROWS, 7)), "attention_mask": mask, "labels": torch.arange(ROWS) % CLASSES}
+    rows = {
+        "input_ids": torch.randint(1, 30, (ROWS, 7)),
+        "attention_mask": mask,
+        "labels": torch.arange(ROWS) % CLASSES,
+    }
     return [{name: tensor[part] for name, tensor in rows.items()} for part in (slice(0, 4), slice(4, 8))]
 
 
@@ -143,7 +147,8 @@ def _predicted(posterior, inputs, how):
     try:
         return bayesify.predict(posterior, inputs, how=how, seed=0)
     except (ValueError, NotImplementedError) as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        assert "bayesify" in Path(frame.filename).parts, f"{how}: {error!r} was raised in {frame.filename}"
-        assert str(error).endswith("."), f"{how}: {error}"
-        return None
+        refused = error
+    frame = traceback.extract_tb(refused.__traceback__)[-1]
+    assert "bayesify" in Path(frame.filename).parts, f"{how}: {refused!r} was raised in {frame.filename}"
+    assert str(refused).endswith("."), f"{how}: {refused}"
+    return None

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import bayesify as library
-from tests.cli.nets import few_digits, make_normed
+from tests.cli.nets import few_digits, make_trained
 
 NETS = "tests.cli.nets"
 MODEL = ("--model", f"{NETS}:make_normed", "--data", f"{NETS}:few_digits", "--quiet", "--batch-size", 20)
@@ -63,14 +63,15 @@ def test_a_method_that_learns_without_epochs_needs_no_company(bayesify):
 
 @pytest.mark.parametrize("more", [(), ("--calibrate",)])
 def test_the_prior_is_chosen_on_the_validation_part(bayesify, tmp_path, more):
-    code, _, error = bayesify("fit", *MODEL, "--method", "laplace", "--out", tmp_path / "laplace", *more)
+    model = ("--model", f"{NETS}:make_trained", *MODEL[2:])
+    code, _, error = bayesify("fit", *model, "--method", "laplace", "--out", tmp_path / "laplace", *more)
     assert code == 0, error
-    found = library.load(tmp_path / "laplace", make_normed())
-    expected = library.convert(make_normed(), library.Laplace())
+    found = library.load(tmp_path / "laplace", make_trained())
+    expected = library.convert(make_trained(), library.Laplace())
     loaders = {split: DataLoader(few_digits(split), batch_size=20) for split in ("train", "val")}
     library.fit(expected, loaders["train"], val_loader=loaders["val"], progress=False)
-    # The command shuffles, and sums in another order; the search is flat to a few per cent at its end.
-    torch.testing.assert_close(found.prior_precision, expected.prior_precision, rtol=0.1, atol=0)
-    without = library.convert(make_normed(), library.Laplace())
+    # The command shuffles, and sums in another order.
+    torch.testing.assert_close(found.prior_precision, expected.prior_precision, rtol=0.02, atol=0)
+    without = library.convert(make_trained(), library.Laplace())
     library.fit(without, loaders["train"], progress=False)
-    assert not torch.allclose(found.prior_precision, without.prior_precision, rtol=0.2)
+    assert not torch.allclose(found.prior_precision, without.prior_precision, rtol=1.0)
