@@ -117,7 +117,7 @@ def test_fit_predict_save_and_load(architecture, name, tmp_path):
         torch.testing.assert_close(prediction.probs.sum(-1), torch.ones(prediction.probs.shape[:-1]), msg=how)
         assert (prediction.epistemic >= -1e-6).all(), how
     if name != "map":
-        assert predictions["sampling"].epistemic.max() > 1e-9
+        assert predictions["sampling"].logits_variance.max() > 1e-9
 
     bayesify.save(posterior, tmp_path / "saved")
     loaded = bayesify.load(tmp_path / "saved", network)
