@@ -142,7 +142,7 @@ def draw_noise(rows: list[dict[str, Any]], path: Path) -> None:
         parts = row["aleatoric"], row["epistemic"]
         axis.stackplot(row["levels"], *parts, labels=("aleatoric", "epistemic"), colors=("#56B4E9", "#E69F00"))
         axis.set(title=row["name"], xlabel=f"{row['noise']} noise", ylabel="nats")
-    axes[0][-1].legend(frameon=False, loc="upper right")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), frameon=False, loc="outside upper center", ncols=2)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 

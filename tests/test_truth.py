@@ -1,7 +1,10 @@
 """Is the decomposition true? On data whose noise is known, and against posteriors that are known."""
 
+import pytest
 import torch
+from torch import nn
 
+from bayesify import Gaussian, Laplace, convert, fit, predict
 from experiments.hmc import hmc
 
 
@@ -30,3 +33,33 @@ def test_hmc_samples_a_posterior_that_is_known():
     centred = samples - mean
     second = torch.einsum("smi,smj->mij", centred, centred) / len(samples)
     assert ((second.mean(0) - covariance).abs() < 4.9 * second.std(0) / 8).all()
+
+
+@pytest.mark.parametrize("structure", ["last-layer", "kronecker"])
+def test_linear_regression_has_the_closed_forms_two_parts(structure):
+    """y = w.x + b + e: the noise is aleatoric, x' Cov(w, b) x epistemic, and only the second falls with n."""
+    noise_std, prior_precision = 0.5, 2.0
+    generator = torch.Generator().manual_seed(0)
+    new = torch.randn(7, 3, generator=generator, dtype=torch.float64)
+    before = torch.full((7,), torch.inf, dtype=torch.float64)
+    for n in (10, 100, 1000):
+        x = torch.randn(n, 3, generator=generator, dtype=torch.float64)
+        y = x.sum(1, keepdim=True) + noise_std * torch.randn(n, 1, generator=generator, dtype=torch.float64)
+        ones = torch.cat([x, torch.ones(n, 1, dtype=torch.float64)], 1)
+        precision = ones.T @ ones / noise_std**2 + prior_precision * torch.eye(4, dtype=torch.float64)
+        mode = torch.linalg.solve(precision, ones.T @ y / noise_std**2)
+        network = nn.Linear(3, 1).double()
+        with torch.no_grad():
+            network.weight.copy_(mode[:3].T)
+            network.bias.copy_(mode[3])
+        method = Laplace(structure=structure, prior_precision=prior_precision)
+        posterior = convert(network, method, likelihood=Gaussian(noise_std=noise_std))
+        fit(posterior, [(x, y)], num_data=n, progress=False)
+        rows = torch.cat([new, torch.ones(7, 1, dtype=torch.float64)], 1)
+        expected = (rows @ precision.inverse() * rows).sum(1)
+        prediction = predict(posterior, new, how="linearised")
+        torch.testing.assert_close(prediction.epistemic, expected, rtol=1e-5, atol=0)
+        torch.testing.assert_close(prediction.aleatoric, torch.full_like(expected, noise_std**2), rtol=1e-5, atol=0)
+        torch.testing.assert_close(prediction.total, expected + noise_std**2, rtol=1e-5, atol=0)
+        assert (prediction.epistemic < before).all()
+        before = prediction.epistemic

@@ -90,7 +90,8 @@ class Method(ABC):
         epochs: How many epochs `fit` takes if the caller does not say; 0 when nothing has to be learned.
         lr: The learning rate.
         optimiser: "sgd" (with Nesterov momentum .9) or "adam".
-        weight_decay: Of the optimiser: the precision of a Gaussian prior divided by the number of data.
+        weight_decay: Of the optimiser: with "sgd" the precision of a Gaussian prior divided by the number of data. With
+            "adam" it is decoupled (AdamW), and no prior has its effect.
         schedule: "constant"; "cosine" to zero at the end of the run; "held" for half of it, then linear to a hundredth
             at nine tenths.
     """
