@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from bayesify import Gaussian, Laplace, convert, fit, predict
+from experiments import truth
 from experiments.hmc import hmc
 
 
@@ -63,3 +64,20 @@ def test_linear_regression_has_the_closed_forms_two_parts(structure):
         torch.testing.assert_close(prediction.total, expected + noise_std**2, rtol=1e-5, atol=0)
         assert (prediction.epistemic < before).all()
         before = prediction.epistemic
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")  # short runs have reasons to be told of
+@pytest.mark.parametrize("name", list(truth.methods_for(128, 1)))
+def test_the_two_parts_are_those_of_data_with_known_noise(name, monkeypatch):
+    """A fifth of the labels is wrong: aleatoric uncertainty tends to .5004 nats, epistemic falls as data grow."""
+    monkeypatch.setattr(truth, "STEPS", 400)
+    few, many = (truth.size_row(truth.classes, name, n) for n in (128, 8192))
+    assert abs(many["aleatoric"] - truth.ENTROPY) < 0.1
+    assert abs(many["total"] - truth.ENTROPY) < 0.1
+    if name == "map":
+        assert many["epistemic"] == 0
+    elif name == "abnn":  # its noise has a scale that is set, and that data do not change
+        assert 0 < many["epistemic"] < 0.1
+    else:
+        assert many["epistemic"] < 0.7 * few["epistemic"]
