@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 import bayesify
-from bayesify.posteriors._gaussian import _functions
-from bayesify.posteriors._gaussian._operations import Convolution
+from bayesify.laws.gaussian import functions
+from bayesify.laws.gaussian.operations import Convolution
 from benchmarks.peers import gaussian_networks, peer_prediction, peer_step
 from benchmarks.timing import plain_step, seconds
 from experiments.networks import CifarResNet, pretrained
@@ -137,9 +137,9 @@ def layers(repeats: int) -> None:
         std = torch.full_like(mean, 0.01).requires_grad_()
         operation = Convolution((1, 1), (1, 1), (1, 1), False, (0, 0), 1)
         ways: dict[str, Callable[[], Tensor]] = {
-            "exemplar": lambda x=x, m=mean, s=std, o=operation: _functions.exemplar(x, m, s, o, 1),
-            "flipout": lambda x=x, m=mean, s=std, o=operation: _functions.flipout(x, m, s, o, 1),
-            "flipout, weights each": lambda x=x, m=mean, s=std, o=operation: _functions.flipout(
+            "exemplar": lambda x=x, m=mean, s=std, o=operation: functions.exemplar(x, m, s, o, 1),
+            "flipout": lambda x=x, m=mean, s=std, o=operation: functions.flipout(x, m, s, o, 1),
+            "flipout, weights each": lambda x=x, m=mean, s=std, o=operation: functions.flipout(
                 x, m, s, o, 1, weights_each=True
             ),
         }

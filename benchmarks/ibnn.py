@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import bayesify
 from bayesify import IBNN
-from bayesify.posteriors import InputMixturePosterior
+from bayesify.laws import InputMixturePosterior
 from benchmarks.timing import keep, medians, plain_step
 from experiments.networks import CifarResNet
 

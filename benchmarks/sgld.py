@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import bayesify
-from bayesify.methods import Bank, _gan
-from bayesify.methods._reduction import reduce_samples
+from bayesify.methods import Bank, gan
+from bayesify.methods.pca import reduce_samples
 from benchmarks.timing import keep, medians, seconds
 
 RESULTS = Path(__file__).parent / "results" / "sgld.json"
@@ -168,14 +168,14 @@ def distillation(columns: int, samples: int, hidden: int) -> dict[str, Any]:
     times = {}
     for name, matrix in (("in all weights", bank), ("in the samples' span", reductions[0].coordinates)):
         random = torch.Generator().manual_seed(0)
-        players = _gan.make_players(matrix.shape[1], 32, (hidden,) * 3, bank, random)
-        game = _gan.Game(*players, random=random)
+        players = gan.make_players(matrix.shape[1], 32, (hidden,) * 3, bank, random)
+        game = gan.Game(*players, random=random)
         game.step(matrix)
         times[name] = min(seconds(lambda game=game, matrix=matrix: game.step(matrix)) for _ in range(2))
         critic, real, mix = players[1], game.real(matrix), torch.rand(game.batch, 1)
         fake = game.fake().detach()
         ours = min(
-            seconds(lambda: _gan.gradient_penalty(critic, critic[0](real), critic[0](fake), mix).backward())  # noqa: B023
+            seconds(lambda: gan.gradient_penalty(critic, critic[0](real), critic[0](fake), mix).backward())  # noqa: B023
             for _ in range(2)
         )
         naive = min(seconds(lambda: naive_penalty(critic, real, fake, mix).backward()) for _ in range(2))  # noqa: B023

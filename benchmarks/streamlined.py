@@ -30,10 +30,10 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 import bayesify
-from bayesify._math import entropy
-from bayesify._tree import call
-from bayesify.check import _rank_correlation
-from bayesify.posteriors import GaussianPosterior
+from bayesify._core.maths import entropy
+from bayesify._core.trees import call
+from bayesify.evaluation.checking import _rank_correlation
+from bayesify.laws import GaussianPosterior
 
 RESULTS = Path(__file__).parent / "results" / "streamlined.json"
 HOW = ("streamlined", "moments", "principal", "margin", "linearised", "per-head")  # the last for attention alone

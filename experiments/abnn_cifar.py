@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader, Subset
 
 import bayesify
 from bayesify import ABNN
-from bayesify.fit import NonFiniteError
-from bayesify.posteriors import NormNoise
+from bayesify.fitting import NonFiniteError
+from bayesify.laws import NormNoise
 from experiments.cifar import foreign_loaders, loaders
 from experiments.networks import pretrained
 from experiments.rows import Rows

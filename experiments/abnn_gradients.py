@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import bayesify
 from bayesify import ABNN, BayesAdapter, Posterior
-from bayesify.posteriors import NormMembersPosterior
+from bayesify.laws import NormMembersPosterior
 from experiments.cifar import loaders
 from experiments.networks import pretrained
 from experiments.rows import Rows

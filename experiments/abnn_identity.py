@@ -16,7 +16,7 @@ from torch import nn
 
 import bayesify
 from bayesify import ABNN
-from bayesify._tree import call
+from bayesify._core.trees import call
 from bayesify.data import load
 from experiments.clinc import Classifier, make_encoder
 from experiments.networks import cifar_inputs, pretrained

@@ -37,7 +37,7 @@ import bayesify
 from bayesify import BayesAdapter, UncertaintyRegulariser, measure
 from bayesify.data import ForeignImages, load, mix, noise_in_ball, salt_and_pepper, shuffle_patches
 from bayesify.decide import disagreement_avoided, pgd
-from bayesify.evaluate import right_or_wrong
+from bayesify.evaluation.evaluation import right_or_wrong
 from experiments.cifar import foreign_loaders, loaders
 from experiments.networks import cifar_inputs, pretrained
 from experiments.rows import Rows

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesify.methods._langevin import Langevin
+from bayesify.methods.langevin import Langevin
 from experiments.apd_common import arguments_of, rows_of
 
 FALSE_ALARMS = 1e-3  # of a row: the bound is the quantile for all its figures together

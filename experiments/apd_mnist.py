@@ -28,9 +28,9 @@ import torch
 import bayesify
 from bayesify import measure
 from bayesify.decide import anomaly_table
-from bayesify.distill import agreement
+from bayesify.laws import BankPosterior, VectorPosterior
 from bayesify.methods import Bank
-from bayesify.posteriors import BankPosterior, VectorPosterior
+from bayesify.methods.distillation import agreement
 from experiments.apd_common import BOUNDS, NETWORKS, Data, arguments_of, draw_curves, kept, mlp, mnist, rows_of
 from experiments.rows import Rows
 

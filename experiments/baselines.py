@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 import bayesify
-from bayesify.evaluate import evaluate, table
+from bayesify.evaluation.evaluation import evaluate, table
 from experiments.cifar import foreign_loaders, loaders
 from experiments.networks import pretrained
 

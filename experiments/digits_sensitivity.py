@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from bayesify.data import read_digits
-from bayesify.sensitivity import Sensitivity
+from bayesify.prediction.sensitivity import Sensitivity
 
 RESULTS = Path(__file__).parent / "results"
 SHOWN = 6

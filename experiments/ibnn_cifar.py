@@ -27,9 +27,9 @@ from torch.utils.data import DataLoader
 
 import bayesify
 from bayesify import IBNN
-from bayesify.components import look_at_components
 from bayesify.data import gaussian_noise, load, salt_and_pepper
-from bayesify.report import plot_components
+from bayesify.evaluation.components import look_at_components
+from bayesify.evaluation.report import plot_components
 from experiments.adapter_cifar import Run
 from experiments.networks import cifar_inputs, pretrained
 from experiments.rows import Rows

@@ -21,9 +21,9 @@ from torch.utils.data import DataLoader, RandomSampler, Subset
 
 import bayesify
 from bayesify import IBNN, BayesAdapter
-from bayesify.components import look_at_components
 from bayesify.data import load
-from bayesify.report import plot_components
+from bayesify.evaluation.components import look_at_components
+from bayesify.evaluation.report import plot_components
 from experiments.rows import Rows
 from experiments.scoring import scored
 

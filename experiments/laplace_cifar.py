@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader, Subset
 
 import bayesify
 from bayesify import Laplace, measure
-from bayesify.posteriors import LaplacePosterior, LastLayerLaplacePosterior
-from bayesify.prediction import ClassificationPrediction
+from bayesify.laws import LaplacePosterior, LastLayerLaplacePosterior
+from bayesify.likelihoods.prediction import ClassificationPrediction
 from experiments.cifar import foreign_loaders, loaders
 from experiments.networks import pretrained
 from experiments.rows import Rows

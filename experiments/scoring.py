@@ -11,10 +11,10 @@ from torch.utils.data import DataLoader
 
 import bayesify
 from bayesify import measure
-from bayesify._tree import split_batch
-from bayesify.evaluate import right_or_wrong
+from bayesify._core.trees import split_batch
+from bayesify.evaluation.evaluation import right_or_wrong
 from bayesify.likelihoods import Categorical
-from bayesify.prediction import ClassificationPrediction
+from bayesify.likelihoods.prediction import ClassificationPrediction
 
 __all__ = ["calibrated", "measures", "quality", "scored"]
 

@@ -12,7 +12,7 @@ import bayesify
 
 ROOT = Path(__file__).parents[1]
 DOTTED = re.compile(r"(?<![\w./-])bayesify(?:\.[A-Za-z_]\w*)+")
-FUNCTIONS = "calibrate|check|convert|diagnose|distill|evaluate|export|fit|methods|predict"  # which hide modules
+FUNCTIONS = "calibrate|check|convert|diagnose|distill|evaluate|export|fit|methods|predict"
 FILES = (".md", ".html", ".toml", ".json", ".py", ".safetensors")
 
 
@@ -30,7 +30,7 @@ def _named() -> dict[str, str]:
     found: dict[str, str] = {}
     for place, text in _texts():
         for line in text.splitlines():
-            # "from bayesify.fit import x" and "python -m bayesify.x" name modules, and are no attributes.
+            # "from bayesify.fitting import x" and "python -m bayesify.x" name modules, and are no attributes.
             line = re.sub(r"(from|import|-m) +bayesify[\w.]*", "", line)
             for name in DOTTED.findall(line):
                 if not name.endswith(FILES):

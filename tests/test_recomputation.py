@@ -24,8 +24,8 @@ from bayesify import (
     convert,
     predict,
 )  # fmt: skip
+from bayesify.laws.recomputation import RecomputationError
 from bayesify.methods import methods
-from bayesify.posteriors._recompute import RecomputationError
 from tests.torchvision_stub import import_torchvision
 
 IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))

@@ -5,16 +5,21 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from bayesify import measure
-from bayesify.calibrate import calibrate
-from bayesify.check import Check, check
-from bayesify.convert import convert
-from bayesify.diagnose import Diagnosis, diagnose
-from bayesify.distill import distill
-from bayesify.evaluate import Evaluation, evaluate
-from bayesify.export import export
-from bayesify.fit import History, NonFiniteError, fit
+from bayesify import methods
+from bayesify.conversion import convert
+from bayesify.evaluation import measures as measure
+from bayesify.evaluation.checking import Check, check
+from bayesify.evaluation.diagnosis import Diagnosis, diagnose
+from bayesify.evaluation.evaluation import Evaluation, evaluate
+from bayesify.fitting import History, NonFiniteError, fit
+from bayesify.laws import Posterior
 from bayesify.likelihoods import Bernoulli, Categorical, Custom, Gaussian, Likelihood
+from bayesify.likelihoods.prediction import (
+    ClassificationPrediction,
+    FeaturePrediction,
+    Prediction,
+    RegressionPrediction,
+)
 from bayesify.methods import (
     ABNN,
     APD,
@@ -30,19 +35,20 @@ from bayesify.methods import (
     UncertaintyRegulariser,
     ensemble,
     join_banks,
-    methods,
     register,
     sample_bank,
 )
-from bayesify.posteriors import Posterior
-from bayesify.predict import predict
-from bayesify.prediction import ClassificationPrediction, FeaturePrediction, Prediction, RegressionPrediction
+from bayesify.methods.distillation import distill
+from bayesify.prediction import predict
+from bayesify.prediction.calibration import calibrate
+from bayesify.prediction.exporting import export
 from bayesify.storage import load, save
 
 if TYPE_CHECKING:
-    from bayesify import components, data, decide, report
-    from bayesify.predict import Law, Moments, fit_variance_scale, laws, moment_rule
-    from bayesify.sensitivity import input_sensitivity
+    from bayesify import data, decide
+    from bayesify.evaluation import components, report
+    from bayesify.prediction import Component, Moments, fit_variance_scale, gaussian_components, moment_rule
+    from bayesify.prediction.sensitivity import input_sensitivity
 
 __all__ = [
     "ABNN",
@@ -56,6 +62,7 @@ __all__ = [
     "Categorical",
     "Check",
     "ClassificationPrediction",
+    "Component",
     "Custom",
     "DeepEnsemble",
     "Diagnosis",
@@ -64,7 +71,6 @@ __all__ = [
     "Gaussian",
     "History",
     "Laplace",
-    "Law",
     "Likelihood",
     "MCDropout",
     "Method",
@@ -87,9 +93,9 @@ __all__ = [
     "export",
     "fit",
     "fit_variance_scale",
+    "gaussian_components",
     "input_sensitivity",
     "join_banks",
-    "laws",
     "load",
     "measure",
     "methods",
@@ -106,11 +112,12 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> Any:
     """Import the parts that a training or a prediction does not need when they are asked for."""
-    if name in ("components", "data", "decide", "report"):
+    if name in ("data", "decide"):
         return import_module(f"bayesify.{name}")
+    if name in ("components", "report"):
+        return import_module(f"bayesify.evaluation.{name}")
     if name == "input_sensitivity":
-        return import_module("bayesify.sensitivity").input_sensitivity
-    if name in ("Law", "Moments", "fit_variance_scale", "laws", "moment_rule"):
-        # The function `predict` hides the module of this name, so what else is in it is found here.
-        return getattr(import_module("bayesify.predict"), name)
+        return import_module("bayesify.prediction.sensitivity").input_sensitivity
+    if name in ("Component", "Moments", "fit_variance_scale", "gaussian_components", "moment_rule"):
+        return getattr(import_module("bayesify.prediction"), name)
     raise AttributeError(f"module 'bayesify' has no attribute {name!r}")

@@ -19,9 +19,9 @@ from tqdm import tqdm
 
 from bayesify.cli._comparison import Comparison, Made, Task, compare, fit_method
 from bayesify.cli._report import with_report
-from bayesify.convert import convert
+from bayesify.conversion import convert
 from bayesify.data import Split, photo_patches, read_digits, uniform_like
-from bayesify.fit import History, fit
+from bayesify.fitting import History, fit
 from bayesify.methods import MAP, Method, methods
 
 __all__ = ["Demo", "DemoData", "make_network", "read_data", "run_demo", "train_network"]

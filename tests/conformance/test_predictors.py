@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from bayesify import ABNN, APD, IBNN, MAP, SGLD, SWAG, BayesAdapter, DeepEnsemble, Laplace, MCDropout
-from bayesify._predictors import ONE_PASS, PREDICTORS
 from bayesify.cli import main
+from bayesify.laws import MembersPosterior
 from bayesify.methods import Mixture
-from bayesify.posteriors import MembersPosterior
+from bayesify.prediction.names import ONE_PASS, PREDICTORS
 
 CLASSES = 3
 

@@ -9,7 +9,7 @@ import bayesify
 from bayesify import BayesAdapter, DeepEnsemble, MCDropout
 from bayesify.decide import PredictiveNetwork, disagreement_avoided, features_moved, fgsm, pgd, surprise
 from bayesify.decide.attacks import _gradient
-from bayesify.measure import mutual_information
+from bayesify.evaluation.measures import mutual_information
 
 
 def _posterior(method: bayesify.Method | None = None) -> bayesify.Posterior:

@@ -8,7 +8,7 @@ import torch
 
 from bayesify import Bernoulli, Categorical, Custom, Gaussian, Likelihood
 from bayesify.likelihoods import as_likelihood, likelihood_from_dict
-from bayesify.prediction import RegressionPrediction
+from bayesify.likelihoods.prediction import RegressionPrediction
 
 F64 = torch.float64
 

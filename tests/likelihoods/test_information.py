@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bayesify import Bernoulli, Categorical, Gaussian
-from bayesify.likelihoods._softmax_integrals import average_softmax, covariance_root, number_of_points
+from bayesify.likelihoods.softmax_integrals import average_softmax, covariance_root, number_of_points
 
 F64 = torch.float64
 DRAWS = 100_000

@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from bayesify import ABNN, convert, predict
-from bayesify.methods._random_weights import draw_eta, eta_of_examples
-from bayesify.posteriors import Key
-from bayesify.posteriors._norm_noise import _KINDS
+from bayesify.laws import Key
+from bayesify.laws.norm_noise import _KINDS
+from bayesify.methods.random_weights import draw_eta, eta_of_examples
 from experiments.networks import CifarResNet
 
 BOUND = 4.9

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from bayesify import APD, SGLD, Gaussian
-from bayesify.methods._apd import _sample_numbers
+from bayesify.methods.apd import _sample_numbers
 
 QUICK = {
     "epochs": 4, "lr": 0.05, "weight_decay": 0.0, "num_samples": 6, "burn_in": 0.25, "latent": 3, "hidden": (8, 8),

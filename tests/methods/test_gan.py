@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from bayesify.methods import _reduction
-from bayesify.methods._gan import CLIP, Game, gradient_penalty, make_moments, make_players
-from bayesify.methods._reduction import reduce_samples
-from bayesify.posteriors import make_generator
+from bayesify.laws import make_generator
+from bayesify.methods import pca
+from bayesify.methods.gan import CLIP, Game, gradient_penalty, make_moments, make_players
+from bayesify.methods.pca import reduce_samples
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
 
@@ -94,7 +94,7 @@ def test_a_smaller_rank_takes_the_axes_of_largest_variance():
 @pytest.mark.parametrize("repeats", [1, 3])
 def test_samples_of_deficient_rank_have_no_dead_coordinates(dtype, mean, spread, repeats, monkeypatch):
     """As a generator with five hidden units draws them, and with repeats: five coordinates in either precision."""
-    monkeypatch.setattr(_reduction, "COLUMNS", 300)  # several blocks, and one that is not full
+    monkeypatch.setattr(pca, "COLUMNS", 300)  # several blocks, and one that is not full
     torch.manual_seed(1)
     factors = torch.randn(32, 5, dtype=dtype), torch.randn(5, 2000, dtype=dtype)
     samples = (mean * torch.randn(2000, dtype=dtype) + spread * factors[0] @ factors[1]).repeat(repeats, 1)

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from bayesify import SGLD, Gaussian
-from bayesify.methods._gradient_noise import EVERY, GradientNoise, cancelled_share
-from bayesify.methods._langevin import Langevin
+from bayesify.methods.gradient_noise import EVERY, GradientNoise, cancelled_share
+from bayesify.methods.langevin import Langevin
 
 N, B, NOISE = 400, 50, 0.5
 CHAINS = 500

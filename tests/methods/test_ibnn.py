@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from bayesify import IBNN, demo
-from bayesify.posteriors._inputs._kl import average_kl, mean_kl
+from bayesify.laws.input_factors.kl import average_kl, mean_kl
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 METHOD = IBNN(components=3, start_std=(0.2, 0.1), anneal=0.0)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bayesify.methods._langevin import Langevin, standard_normal
-from bayesify.posteriors import Key, generator_for
+from bayesify.laws import Key, generator_for
+from bayesify.methods.langevin import Langevin, standard_normal
 
 N = 50
 FIVE = 5.0
@@ -195,7 +195,7 @@ def test_looked_up_normals_are_normal():
 
 
 def test_the_table_has_variance_one_and_is_symmetric():
-    from bayesify.methods._langevin import _quantiles
+    from bayesify.methods.langevin import _quantiles
 
     table = _quantiles().double()
     assert abs(table.square().mean().item() - 1) < 1e-7

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import bayesify
 from bayesify import Custom, Laplace
 from bayesify.curvature import _layers
-from bayesify.methods._laplace_survey import LaplaceSurvey
-from bayesify.posteriors import GaussianPosterior
+from bayesify.laws import GaussianPosterior
+from bayesify.methods.laplace_survey import LaplaceSurvey
 
 STRUCTURES = ("last-layer", "diagonal", "kronecker")
 

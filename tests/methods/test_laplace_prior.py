@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from bayesify import Laplace
-from bayesify.posteriors._laplace import prior_without_effect
+from bayesify.laws.laplace import prior_without_effect
 
 STRUCTURES = ("last-layer", "diagonal", "kronecker")
 

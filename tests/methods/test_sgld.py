@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from bayesify import SGLD, Gaussian
-from bayesify.methods._sgld import sample_steps
+from bayesify.methods.sgld import sample_steps
 
 
 @pytest.mark.parametrize("kind", ["sgld", "sghmc"])

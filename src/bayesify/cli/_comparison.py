@@ -14,13 +14,13 @@ from typing import Any, Literal
 from torch import nn
 from torch.utils.data import DataLoader
 
-from bayesify._tree import split_batch
-from bayesify.calibrate import calibrate
-from bayesify.convert import convert
-from bayesify.evaluate import Cost, Evaluation, evaluate, measure_cost, table
-from bayesify.fit import fit
+from bayesify._core.trees import split_batch
+from bayesify.conversion import convert
+from bayesify.evaluation.evaluation import Cost, Evaluation, evaluate, measure_cost, table
+from bayesify.fitting import fit
+from bayesify.laws import Posterior
 from bayesify.methods import MAP, Method
-from bayesify.posteriors import Posterior
+from bayesify.prediction.calibration import calibrate
 
 __all__ = [
     "Comparison",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 
-from bayesify._files import read_tensors
+from bayesify._core.files import read_tensors
 from bayesify.cli._common import JobError, UsageError
 from bayesify.cli._settings import parse_arguments
 

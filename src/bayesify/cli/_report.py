@@ -47,7 +47,7 @@ def with_report(comparison: Comparison, path: Path, **content: Any) -> tuple[Com
     if not comparison.evaluations:
         return comparison, None
     try:
-        from bayesify.report import write_report
+        from bayesify.evaluation.report import write_report
 
         told = [f"{failure.name} failed: {failure.reason}" for failure in comparison.failures] + comparison.notes
         notes = [*content.pop("notes", []), *told]

@@ -22,7 +22,7 @@ from bayesify.cli._common import (
 )
 
 if TYPE_CHECKING:
-    from bayesify.prediction import Prediction
+    from bayesify.likelihoods.prediction import Prediction
 
 __all__ = ["add", "run"]
 
@@ -55,7 +55,7 @@ def add(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> Output:
     """Predict a split, and write it."""
     from bayesify import calibrate, predict
-    from bayesify._files import write_atomically
+    from bayesify._core.files import write_atomically
     from bayesify.cli._job import one_posterior
 
     out = None if args.out is None else Path(args.out)

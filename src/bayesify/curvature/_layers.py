@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesify._tree import slice_rows
+from bayesify._core.trees import slice_rows
 from bayesify.curvature._rules import RULES, embedding_squares, per_example
-from bayesify.posteriors._gaussian._plan import Plan
-from bayesify.posteriors._gaussian._site import Arrangement, Site
+from bayesify.laws.gaussian.plan import Plan
+from bayesify.laws.gaussian.site import Arrangement, Site
 
 __all__ = ["Call", "add_squares", "add_squares_alone", "calls_kept", "gradients", "ready"]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bayesify.posteriors._gaussian._operations import Convolution
+from bayesify.laws.gaussian.operations import Convolution
 
 __all__ = ["CONVOLUTIONS", "RULES", "embedding_squares", "padded", "per_example"]
 

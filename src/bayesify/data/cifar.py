@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bayesify._core.optional import require
 from bayesify.data._io import PathLike
-from bayesify.data._optional import require
 from bayesify.data.split import Split
 
 __all__ = ["CIFAR10_CLASSES", "read_cifar10", "read_cifar10_archive", "read_cifar10_file"]

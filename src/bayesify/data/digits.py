@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from bayesify.data._optional import require
+from bayesify._core.optional import require
 from bayesify.data.split import Split
 
 __all__ = ["photo_patches", "read_digits"]

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d, pad
 from torch.utils.data import Dataset
 
-from bayesify.data._optional import require
+from bayesify._core.optional import require
 from bayesify.data.ood import Range, check_images, check_scale, draw
 
 __all__ = ["ForeignImages", "blur", "jpeg", "mix", "noise_in_ball", "shuffle_patches"]

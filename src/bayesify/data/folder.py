@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from bayesify._core.optional import require
 from bayesify.data._io import PathLike
-from bayesify.data._optional import require
 
 __all__ = ["ImageFolder"]
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from bayesify.decide._binomial import binomial_cdf, upper_bound
 from bayesify.decide._state import check_state
-from bayesify.measure._checks import check_selective, check_share, to_double
-from bayesify.measure.selective import risk_coverage
+from bayesify.evaluation.measures.arguments import check_selective, check_share, to_double
+from bayesify.evaluation.measures.selective import risk_coverage
 
 if TYPE_CHECKING:
-    from bayesify.measure._checks import ArrayLike
+    from bayesify.evaluation.measures.arguments import ArrayLike
 
 __all__ = ["Abstainer", "Abstention"]
 

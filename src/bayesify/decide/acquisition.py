@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bayesify.measure.uncertainty import entropy
+from bayesify.evaluation.measures.uncertainty import entropy
 
 __all__ = ["Acquisition", "Round", "acquire", "active_learning", "batch_bald"]
 

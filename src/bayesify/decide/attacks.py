@@ -15,11 +15,11 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor, nn
 
-from bayesify._modes import evaluation_mode
+from bayesify._core.modes import evaluation_mode
+from bayesify.laws import Posterior
 from bayesify.likelihoods import Likelihood
-from bayesify.methods._uncertainty import mutual_information
-from bayesify.posteriors import Posterior
-from bayesify.predict._features import check_output, evaluate_draw, features_read
+from bayesify.methods.ood_regularizer import mutual_information
+from bayesify.prediction.features import check_output, evaluate_draw, features_read
 
 __all__ = ["PredictiveNetwork", "disagreement_avoided", "features_moved", "fgsm", "pgd", "surprise"]
 

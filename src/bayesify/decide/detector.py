@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from bayesify.decide._state import check_state
-from bayesify.measure._checks import ceil_share, check_share, to_double
-from bayesify.prediction import Prediction
+from bayesify.evaluation.measures.arguments import ceil_share, check_share, to_double
+from bayesify.likelihoods.prediction import Prediction
 
 if TYPE_CHECKING:
-    from bayesify.measure._checks import ArrayLike
+    from bayesify.evaluation.measures.arguments import ArrayLike
 
 __all__ = ["Detection", "Detector"]
 

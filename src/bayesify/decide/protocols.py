@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from bayesify.decide.attacks import fgsm, pgd
-from bayesify.measure.detection import aupr, auroc
-from bayesify.posteriors import Posterior
-from bayesify.predict import predict
-from bayesify.prediction import Prediction
+from bayesify.evaluation.measures.detection import aupr, auroc
+from bayesify.laws import Posterior
+from bayesify.likelihoods.prediction import Prediction
+from bayesify.prediction import predict
 
 __all__ = ["SCORES", "Separation", "anomaly_table", "attack_table", "separation"]
 

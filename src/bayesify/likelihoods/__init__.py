@@ -1,10 +1,10 @@
 """What a network's outputs mean: log-probabilities, and predictions from samples and from moments."""
 
-from bayesify.likelihoods._base import Likelihood, Stream, as_likelihood, likelihood_from_dict
-from bayesify.likelihoods._bernoulli import Bernoulli
-from bayesify.likelihoods._categorical import Categorical
-from bayesify.likelihoods._custom import Custom
-from bayesify.likelihoods._gaussian import Gaussian
+from bayesify.likelihoods.bernoulli import Bernoulli
+from bayesify.likelihoods.categorical import Categorical
+from bayesify.likelihoods.custom import Custom
+from bayesify.likelihoods.gaussian import Gaussian
+from bayesify.likelihoods.likelihood import Likelihood, Stream, as_likelihood, likelihood_from_dict
 
 __all__ = [
     "Bernoulli",

@@ -1,19 +1,22 @@
 """How a posterior is built and learned: one file for each method."""
 
-from bayesify.methods._abnn import ABNN
-from bayesify.methods._adapter import BayesAdapter
-from bayesify.methods._apd import APD
-from bayesify.methods._bank import Bank, inherit, join_banks, sample_bank
-from bayesify.methods._base import Method, Stage, Survey, as_method, method_from_dict, methods, register
-from bayesify.methods._deep_ensemble import DeepEnsemble, ensemble
-from bayesify.methods._distilled import Generator, Mixture
-from bayesify.methods._ibnn import IBNN
-from bayesify.methods._laplace import Laplace
-from bayesify.methods._map import MAP
-from bayesify.methods._mc_dropout import MCDropout
-from bayesify.methods._sgld import SGLD
-from bayesify.methods._swag import SWAG
-from bayesify.methods._uncertainty import UncertaintyRegulariser
+import sys
+from types import ModuleType
+
+from bayesify.methods.abnn import ABNN
+from bayesify.methods.apd import APD
+from bayesify.methods.banks import Bank, inherit, join_banks, sample_bank
+from bayesify.methods.bayes_adapter import BayesAdapter
+from bayesify.methods.deep_ensemble import DeepEnsemble, ensemble
+from bayesify.methods.distilled import Generator, Mixture
+from bayesify.methods.ibnn import IBNN
+from bayesify.methods.laplace import Laplace
+from bayesify.methods.map import MAP
+from bayesify.methods.mc_dropout import MCDropout
+from bayesify.methods.method import Method, Stage, Survey, as_method, method_from_dict, methods, register
+from bayesify.methods.ood_regularizer import UncertaintyRegulariser
+from bayesify.methods.sgld import SGLD
+from bayesify.methods.swag import SWAG
 
 __all__ = [
     "ABNN",
@@ -42,3 +45,14 @@ __all__ = [
     "register",
     "sample_bank",
 ]
+
+
+class _Callable(ModuleType):
+    """A module that answers as the function `methods` did under the same name."""
+
+    def __call__(self) -> dict[str, type[Method]]:
+        """Return the registered methods by name."""
+        return methods()
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -1,0 +1,215 @@
+"""Whether a predictor without draws can be trusted on a network and its data."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesify._core.modes import evaluation_mode
+from bayesify._core.trees import inputs_of, to_device
+from bayesify.laws import Posterior, require_posterior
+from bayesify.likelihoods.prediction import ClassificationPrediction, Prediction, RegressionPrediction
+from bayesify.prediction import PREDICTORS, posterior_device, predict, require_name
+
+__all__ = ["Check", "check"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """What a predictor without draws says, against Monte Carlo.
+
+    Attributes:
+        how: The predictor.
+        predictor: The engine behind it, in words.
+        examples: How many examples were compared.
+        draws: How many draws Monte Carlo had.
+        variance_ratio: Sum of its variances of the (centred) outputs over Monte Carlo's.
+        rank_correlation: Spearman's correlation of the examples' variances.
+        noise_ceiling: That of two halves of Monte Carlo's draws: a perfect predictor cannot be told from one here.
+        epistemic_ratio: Mean epistemic uncertainty over Monte Carlo's.
+        nll_difference: Its negative log-likelihood minus Monte Carlo's, in nats; None without targets.
+        cost: Its time over that of a plain pass.
+        sampling_cost: Monte Carlo's.
+        advice: What to do.
+    """
+
+    how: str
+    predictor: str
+    examples: int
+    draws: int
+    variance_ratio: float
+    rank_correlation: float
+    noise_ceiling: float
+    epistemic_ratio: float
+    nll_difference: float | None
+    cost: float
+    sampling_cost: float
+    advice: str
+
+    def __str__(self) -> str:
+        """Show everything in a few lines."""
+        nll = "no targets" if self.nll_difference is None else f"{self.nll_difference:+.4f} nats"
+        return "\n".join(
+            [
+                f"{self.predictor}, against {self.draws} draws on {self.examples} examples",
+                f"  variance ratio    {self.variance_ratio:.3f}",
+                f"  rank correlation  {self.rank_correlation:.3f} (two halves of the draws: {self.noise_ceiling:.3f})",
+                f"  epistemic ratio   {self.epistemic_ratio:.3f}",
+                f"  NLL difference    {nll}",
+                f"  cost              {self.cost:.1f} plain passes (draws: {self.sampling_cost:.1f})",
+                self.advice,
+            ]
+        )
+
+
+def check(
+    posterior: Posterior,
+    loader: Iterable[Any],
+    *,
+    how: str = "streamlined",
+    num_samples: int = 200,
+    max_batches: int | None = None,
+    variance_scale: float | Mapping[str, float] = 1.0,
+    seed: int = 0,
+) -> Check:
+    """Compare a predictor without draws with Monte Carlo on your own network and data.
+
+    Args:
+        posterior: The posterior.
+        loader: Batches of inputs, or of (inputs, targets), which are then scored too.
+        how: The predictor.
+        num_samples: How many draws Monte Carlo has.
+        max_batches: How many batches to look at; None takes all.
+        variance_scale: As in `predict`.
+        seed: Of the draws.
+
+    Returns:
+        The comparison; `print` it.
+    """
+    require_posterior(posterior)
+    from bayesify.prediction.variance_scale import prediction_nll
+
+    require_name(how, among=tuple(name for name in PREDICTORS if name != "sampling"))
+    if num_samples < 4:
+        raise ValueError(f"num_samples must be at least 4, to compare two halves, but it is {num_samples}.")
+    device = posterior_device(posterior)
+    halves: list[list[Prediction]] = [[], []]
+    fast: list[Prediction] = []
+    seconds = {"plain": 0.0, "fast": 0.0, "draws": 0.0}
+    scores: list[tuple[float, float, float]] = []
+    for batch in islice(loader, max_batches):
+        batch = to_device(batch, device)
+        inputs = inputs_of(batch)
+        predict(posterior, inputs, how=how, variance_scale=variance_scale)  # type: ignore[arg-type]
+        began = time.perf_counter()
+        with torch.no_grad(), evaluation_mode(posterior):
+            posterior.reference(inputs)
+        plain = time.perf_counter()
+        fast.append(predict(posterior, inputs, how=how, variance_scale=variance_scale))  # type: ignore[arg-type]
+        done = time.perf_counter()
+        drawn = [predict(posterior, inputs, num_samples=num_samples // 2, seed=seed + half) for half in (0, 1)]
+        end = time.perf_counter()
+        for name, taken in zip(seconds, (plain - began, done - plain, end - done), strict=True):
+            seconds[name] += taken
+        for half, prediction in zip(halves, drawn, strict=True):
+            half.append(prediction)
+        if batch is not inputs and (targets := _targets(posterior, batch)) is not None:
+            nll, count = prediction_nll(posterior.likelihood, fast[-1], targets)
+            other, _ = prediction_nll(posterior.likelihood, _average(drawn), targets)
+            scores.append((nll, other, count))
+    if not fast:
+        raise ValueError("The loader gave no batch. Check its data set and sampler.")
+    found = Prediction.join(fast)
+    first, second = (Prediction.join(half) for half in halves)
+    own, one, two = (_spread(prediction) for prediction in (found, first, second))
+    drawn_spread = (one + two) / 2
+    ratio = float(own.sum() / drawn_spread.sum().clamp_min(torch.finfo(own.dtype).tiny))
+    rank = _rank_correlation(own, drawn_spread)
+    ceiling = _rank_correlation(one, two)
+    epistemic = found.score("epistemic").sum() / ((first.score("epistemic") + second.score("epistemic")) / 2).sum()
+    total = sum(count for _, _, count in scores)
+    difference = sum(nll - other for nll, other, _ in scores) / total if total else None
+    return Check(
+        how=how,
+        predictor=str(getattr(found, "predictor", how)),
+        examples=len(found),
+        draws=2 * (num_samples // 2),
+        variance_ratio=ratio,
+        rank_correlation=rank,
+        noise_ceiling=ceiling,
+        epistemic_ratio=float(epistemic),
+        nll_difference=difference,
+        cost=seconds["fast"] / max(seconds["plain"], 1e-9),
+        sampling_cost=seconds["draws"] / max(seconds["plain"], 1e-9),
+        advice=_advice(how, ratio, rank, ceiling),
+    )
+
+
+def _targets(posterior: Posterior, batch: Any) -> Tensor | None:
+    try:
+        targets = posterior.split_batch(batch)[1]
+    except ValueError:
+        return None
+    return targets if isinstance(targets, Tensor) else None
+
+
+def _average(parts: list[Prediction]) -> Prediction:
+    one, two = parts
+    if isinstance(one, ClassificationPrediction) and isinstance(two, ClassificationPrediction):
+        log_probs = torch.logaddexp(one.log_probs, two.log_probs) - torch.log(torch.tensor(2.0))
+        return ClassificationPrediction(
+            log_probs, one.aleatoric, one.epistemic, one.variation_ratio, one.model_variance
+        )
+    assert isinstance(one, RegressionPrediction)
+    assert isinstance(two, RegressionPrediction)
+    between = ((one.mean - two.mean) / 2).square()
+    return RegressionPrediction(
+        (one.mean + two.mean) / 2, (one.aleatoric + two.aleatoric) / 2, (one.epistemic + two.epistemic) / 2 + between
+    )
+
+
+def _spread(prediction: Prediction) -> Tensor:
+    """Return the variance of each example's outputs: of centred logits, summed over classes, or of a mean."""
+    if isinstance(prediction, ClassificationPrediction):
+        assert prediction.logits_variance is not None
+        return prediction.logits_variance.sum(-1).flatten().double()
+    return prediction.score("epistemic").flatten().double()
+
+
+def _rank_correlation(one: Tensor, other: Tensor) -> float:
+    """Return Spearman's correlation; 0 where one of the two is constant.
+
+    >>> _rank_correlation(torch.tensor([1.0, 2.0, 9.0]), torch.tensor([3.0, 4.0, 5.0]))
+    1.0
+    """
+    ranks = torch.stack([_ranks(one), _ranks(other)])
+    if bool((ranks.std(1) == 0).any()):
+        return 0.0
+    return round(float(torch.corrcoef(ranks)[0, 1]), 12)
+
+
+def _ranks(x: Tensor) -> Tensor:
+    """Return ranks; equal values share the mean of theirs."""
+    _, inverse, counts = torch.unique(x, return_inverse=True, return_counts=True)
+    ranks: Tensor = counts.cumsum(0).double() - (counts - 1) / 2
+    return ranks[inverse]
+
+
+def _advice(how: str, ratio: float, rank: float, ceiling: float) -> str:
+    if ratio == 0:
+        return "No output has any variance, so there is nothing to compare; posterior.learned may say why."
+    if rank >= 0.9 * ceiling and 0.8 <= ratio <= 1.25:
+        return f"Trust how={how!r} here: it orders the examples as draws do, with variances of the right size."
+    if rank >= 0.9 * ceiling:
+        return (
+            f"how={how!r} orders the examples as draws do, but its variances are off by a factor of {1 / ratio:.2g}: "
+            "fit it, scale = fit_variance_scale(posterior, val_loader), and pass variance_scale=scale."
+        )
+    other = "linearised" if how != "linearised" else "sampling"
+    return f"Do not trust how={how!r} here: it orders the examples differently from draws. Try how={other!r}."

@@ -1,0 +1,106 @@
+"""What the components of a mixture do: how good each is, how much they disagree, where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesify.laws import InputMixturePosterior
+from bayesify.likelihoods.prediction import ClassificationPrediction
+from bayesify.prediction import predict
+
+__all__ = ["Components", "look_at_components", "place_components"]
+
+
+@dataclass(frozen=True)
+class Components:
+    """The components of a mixture posterior, one by one.
+
+    Attributes:
+        accuracy: Of each component's mean network, (K,).
+        nll: Their negative log-likelihoods, (K,).
+        disagreement: The share of examples to which two components give different labels, (K, K).
+        positions: Each W_k, and then U, in the plane of the two first principal axes of the W_k, (K + 1, 2).
+        explained: What share of the variance of the W_k each of these axes has, (2,).
+    """
+
+    accuracy: Tensor
+    nll: Tensor
+    disagreement: Tensor
+    positions: Tensor
+    explained: Tensor
+
+    @property
+    def mean_disagreement(self) -> float:
+        """Return the mean over pairs of different components; 0 for one component."""
+        count = len(self.disagreement)
+        return float(self.disagreement.sum() / max(1, count * (count - 1)))
+
+
+def look_at_components(posterior: InputMixturePosterior, loader: Iterable[Any]) -> Components:
+    """Predict with the mean of each component and compare.
+
+    Args:
+        posterior: Made by `IBNN`, of a classifier.
+        loader: Batches of (inputs, targets), the same in each of K passes over it.
+
+    Costs K plain passes over the loader; the positions cost nothing, since W_k = U diag(m_k).
+
+    Example:
+        >>> from bayesify import IBNN, convert
+        >>> posterior = convert(torch.nn.Linear(4, 3), IBNN(components=2))
+        >>> found = look_at_components(posterior, [(torch.randn(8, 4), torch.arange(8) % 3)])
+        >>> found.accuracy.shape, found.disagreement.diagonal()
+        (torch.Size([2]), tensor([0., 0.]))
+    """
+    if not isinstance(posterior, InputMixturePosterior):
+        raise TypeError(f"Only posteriors that IBNN made have components, and this is a {type(posterior).__name__}.")
+    batches = [posterior.split_batch(batch) for batch in loader]
+    if not batches:
+        raise ValueError("The loader gave no batch, so there is nothing to look at the components with.")
+    targets = torch.cat([targets for _, targets in batches]).cpu()
+    log_probs = []
+    for component in range(posterior.components):
+        with posterior.of_component(component):
+            prediction = predict(posterior, [(inputs, None) for inputs, _ in batches], how="mean")
+        if not isinstance(prediction, ClassificationPrediction):
+            raise TypeError("Accuracy and disagreement are of classifiers, and this posterior's likelihood is not.")
+        log_probs.append(prediction.log_probs.cpu())
+    stacked = torch.stack(log_probs)
+    labels = stacked.argmax(-1)
+    counted = targets.long() != getattr(posterior.likelihood, "ignore_index", -100)
+    chosen = targets.long().where(counted, 0).expand(len(stacked), *targets.shape)
+    picked = stacked.gather(-1, chosen[..., None])[..., 0][:, counted]
+    apart = (labels[:, None] != labels[None]).float().flatten(2).mean(-1)
+    positions, explained = place_components(posterior)
+    right = (labels == targets)[:, counted].float().mean(1)
+    return Components(right, -picked.mean(1), apart, positions, explained)
+
+
+@torch.no_grad()
+def place_components(posterior: InputMixturePosterior) -> tuple[Tensor, Tensor]:
+    """Return where the components' weights lie in the plane that shows most of their variance, and U.
+
+    W_k = U diag(m_k), so <W_i, W_j> = sum_n c_n m_in m_jn with c_n the squared norm of column n of
+    U: principal components of N numbers for each component, not of all weights.
+
+    Returns:
+        Positions (K + 1, 2), U last, and the share of variance of each axis, (2,).
+    """
+    norms = torch.empty_like(posterior.component_means[0], dtype=torch.float64)
+    for latent in posterior.latents:
+        weight = posterior.network.get_parameter(latent.parameter).double().reshape(latent.parameter_view)
+        others = [d for d, size in enumerate(latent.factor_view) if size == 1 and weight.shape[d] > 1]
+        squared = weight.square().sum(others) if others else weight.square()
+        norms[latent.span] = squared.reshape(-1)
+    means = posterior.component_means.double()
+    points = torch.cat([means, torch.ones_like(means[:1])]) * norms.sqrt()
+    centred = points - points[:-1].mean(0)
+    _, sizes, axes = torch.linalg.svd(centred[:-1], full_matrices=False)
+    axes = torch.cat([axes, axes.new_zeros(2, axes.shape[1])])[:2]
+    sizes = torch.cat([sizes, sizes.new_zeros(2)])
+    return centred @ axes.T, sizes[:2] ** 2 / (sizes**2).sum().clamp_min(torch.finfo(sizes.dtype).tiny)

@@ -1,0 +1,294 @@
+"""Evaluate posteriors: quality, detection of foreign inputs and cost, and a table that compares several."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from bayesify._core.inputs import as_loader
+from bayesify._core.modes import evaluation_mode
+from bayesify._core.trees import call, to_device
+from bayesify.conversion import Conversion
+from bayesify.evaluation import measures
+from bayesify.evaluation.comparison import FIT_UNITS, LEVEL, table
+from bayesify.laws import Posterior, require_posterior
+from bayesify.likelihoods.prediction import ClassificationPrediction, Prediction, RegressionPrediction
+from bayesify.prediction import How, posterior_device, predict
+
+__all__ = ["IGNORED", "Cost", "Evaluation", "evaluate", "measure_cost", "right_or_wrong", "table", "to_json"]
+
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a posterior costs, in multiples of the plain network's own cost in the same run.
+
+    Attributes:
+        fit: Time of fitting divided by the time of what `fit_unit` names; None if it was not measured.
+        predict: Time of `predict` divided by that of one plain pass over the same inputs; None if not measured.
+        fit_unit: "epoch" (one epoch of plain training) or "training" (the plain network's whole training).
+    """
+
+    fit: float | None = None
+    predict: float | None = None
+    fit_unit: Literal["epoch", "training"] = "epoch"
+
+    def __post_init__(self) -> None:
+        """Check the numbers and the unit."""
+        if any(value is not None and not value >= 0 for value in (self.fit, self.predict)):
+            raise ValueError(f"Costs are multiples of at least 0, but they are {self.fit} and {self.predict}.")
+        if self.fit_unit not in FIT_UNITS:
+            raise ValueError(f"fit_unit must be one of {list(FIT_UNITS)}, but it is {self.fit_unit!r}.")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Evaluation:
+    """What one posterior achieved on a test set, and on sets that are foreign to it.
+
+    Attributes:
+        name: What tables and figures call it.
+        metrics: By name. Classification: accuracy, nll, brier, ece, aurc. Regression: rmse, nll, crps, and coverage and
+            width of 95 % intervals. Both, for each foreign set: auroc/<set> and fpr95/<set> by `score`, and
+            auroc-epistemic/<set>. fpr95 is the share of test inputs suspected when 95 % of the foreign ones are.
+        prediction: On the test set, in main memory.
+        targets: In the order of the prediction; -100 where a position does not count.
+        foreign: Predictions on the foreign sets, by name.
+        cost: Multiples of the plain network's; set it with `dataclasses.replace(evaluation, cost=...)`.
+        conversion: What was random.
+        score: The uncertainty that auroc and fpr95 rank by; aurc ranks by the maximum probability, as is usual.
+    """
+
+    name: str
+    metrics: dict[str, float]
+    prediction: Prediction
+    targets: Tensor
+    foreign: dict[str, Prediction] = field(default_factory=dict)
+    cost: Cost = field(default_factory=Cost)
+    conversion: Conversion | None = None
+    score: str = "total"
+
+    def __repr__(self) -> str:
+        """Show the name and the metrics."""
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
+        return f"Evaluation({self.name!r}, {len(self.prediction)} examples: {metrics})"
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether nothing was random: the epistemic uncertainty is zero everywhere."""
+        return not bool(self.prediction.score("epistemic").any())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but the tensors as plain values; a number that is not finite becomes None."""
+        return {
+            "name": self.name,
+            "examples": len(self.prediction),
+            "foreign": {name: len(prediction) for name, prediction in self.foreign.items()},
+            "score": self.score,
+            "metrics": {name: value if math.isfinite(value) else None for name, value in self.metrics.items()},
+            "cost": asdict(self.cost),
+            "conversion": None if self.conversion is None else [asdict(row) for row in self.conversion.rows],
+        }
+
+
+def evaluate(
+    posterior: Posterior,
+    loader: Iterable[Any],
+    *,
+    foreign: Mapping[str, Iterable[Any]] | None = None,
+    num_samples: int | None = None,
+    seed: int = 0,
+    name: str | None = None,
+    score: str = "total",
+    how: How = "sampling",
+    progress: bool = False,
+) -> Evaluation:
+    """Predict a test set and foreign sets, and measure the predictions.
+
+    Args:
+        posterior: Any posterior; its likelihood says whether this is classification or regression.
+        loader: Batches of (inputs, targets); each is read once, so a shuffled loader is fine.
+        foreign: Sets that the posterior should find suspicious, by name: loaders, with or without targets, or tensors.
+        num_samples: How many draws; None takes the posterior's own number.
+        seed: Of the draws.
+        name: What tables call it; None takes the method's name.
+        score: The uncertainty that finds foreign inputs: "total", or another of `prediction.scores`.
+        how: How predictions are made, see `predict`.
+        progress: Whether to show progress bars.
+
+    Returns:
+        The evaluation. A posterior without randomness has an epistemic uncertainty of zero everywhere, and therefore
+        an auroc-epistemic of 0.5. A custom likelihood without noise has only an rmse where its variance is zero.
+
+    Costs one prediction of every set; keeps the predictions, not their samples.
+
+    Example:
+        >>> import bayesify
+        >>> data = torch.utils.data.TensorDataset(torch.eye(4), torch.arange(4))
+        >>> loader = torch.utils.data.DataLoader(data, batch_size=2)
+        >>> network = nn.Linear(4, 4)
+        >>> _ = network.load_state_dict({"weight": 9 * torch.eye(4), "bias": torch.zeros(4)})
+        >>> result = evaluate(bayesify.convert(network, "map"), loader, foreign={"zeros": torch.zeros(3, 4)})
+        >>> result.metrics["accuracy"], result.metrics["auroc/zeros"], result.metrics["auroc-epistemic/zeros"]
+        (1.0, 1.0, 0.5)
+    """
+    require_posterior(posterior)
+    if foreign is not None and not isinstance(foreign, Mapping):
+        raise TypeError(
+            f"foreign maps names to sets, foreign={{'photos': loader}}, but it is a {type(foreign).__name__}."
+        )
+
+    def predicted(inputs: Any) -> Prediction:
+        options: dict[str, Any] = {"how": how, "num_samples": num_samples, "seed": seed, "progress": progress}
+        return predict(posterior, inputs, **options).cpu()
+
+    recorded = _Recorded(posterior, as_loader(loader, "evaluate"))
+    prediction = predicted(recorded)
+    prediction.score(score)  # a wrong name should not wait for the foreign sets
+    targets = _counted(posterior, prediction, torch.cat(recorded.targets))
+    metrics = _metrics(prediction, targets)
+    outside = {key: predicted(inputs) for key, inputs in (foreign or {}).items()}
+    for key, other in outside.items():
+        scores = prediction.score(score), other.score(score)
+        metrics[f"auroc/{key}"] = measures.auroc(*scores)
+        metrics[f"fpr95/{key}"] = measures.fpr_at_tpr(*scores, tpr=0.95)
+        metrics[f"auroc-epistemic/{key}"] = measures.auroc(prediction.score("epistemic"), other.score("epistemic"))
+    return Evaluation(
+        name=name or posterior.method.name,
+        metrics=metrics,
+        prediction=prediction,
+        targets=targets,
+        foreign=outside,
+        conversion=posterior.conversion,
+        score=score,
+    )
+
+
+class _Recorded:
+    """A loader that remembers its targets, since a shuffled one gives another order when it is read again."""
+
+    def __init__(self, posterior: Posterior, loader: Iterable[Any]) -> None:
+        self.posterior = posterior
+        self.loader = loader
+        self.targets: list[Tensor] = []
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.loader:
+            self.targets.append(torch.as_tensor(self.posterior.split_batch(batch)[1]).detach().cpu())
+            yield batch
+
+
+def _counted(posterior: Posterior, prediction: Prediction, targets: Tensor) -> Tensor:
+    """Return targets in the shape of the prediction, with the one label that does not count."""
+    labels = posterior.likelihood.labels(targets)
+    targets = targets if labels is None else labels
+    shape = prediction.score("total").shape
+    if targets.ndim == len(shape) + 1 and targets.shape[-1] == 1:  # likelihoods drop such a dimension too
+        targets = targets[..., 0]
+    return targets
+
+
+def right_or_wrong(prediction: ClassificationPrediction, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what predictions are ranked by to be left to a person, and whether they are right, where it counts."""
+    counts = targets != IGNORED
+    return prediction.max_probability[counts], (prediction.label == targets)[counts]
+
+
+def _metrics(prediction: Prediction, targets: Tensor) -> dict[str, float]:
+    if isinstance(prediction, ClassificationPrediction):
+        probs = prediction.probs
+        metrics = {
+            "accuracy": measures.accuracy(probs, targets),
+            "nll": measures.nll(None, targets, log_probs=prediction.log_probs),
+            "brier": measures.brier(probs, targets),
+            "ece": measures.ece(probs, targets),
+        }
+        metrics["aurc"] = measures.aurc(*right_or_wrong(prediction, targets))
+        return metrics
+    if isinstance(prediction, RegressionPrediction):
+        mean, variance = prediction.mean, prediction.variance
+        metrics = {"rmse": measures.rmse(mean, targets)}
+        if bool((variance > 0).all()):
+            interval = prediction.interval(LEVEL)
+            metrics["nll"] = measures.gaussian_nll(mean, variance, targets)
+            metrics["crps"] = measures.crps_gaussian(mean, variance, targets)
+            metrics["coverage"] = measures.interval_coverage(*interval, targets)
+            metrics["width"] = measures.interval_width(*interval)
+        return metrics
+    raise TypeError(
+        f"A {type(prediction).__name__} cannot be evaluated: the likelihood must give a ClassificationPrediction or a "
+        "RegressionPrediction."
+    )
+
+
+def measure_cost(
+    posterior: Posterior,
+    network: nn.Module,
+    inputs: Any,
+    *,
+    num_samples: int | None = None,
+    how: How = "sampling",
+    repeats: int = 5,
+) -> float:
+    """Measure what a prediction costs, as a multiple of one pass of the plain network.
+
+    The median over repeats of t(predict) / t(plain pass). The two take turns, so that what else the machine does
+    reaches both; the copy of the outputs to main memory is part of both, which waits for any device.
+
+    Args:
+        posterior: The posterior.
+        network: The plain network, on the same device; it runs in evaluation mode and is left as it was.
+        inputs: One batch, of the size that will be predicted at once.
+        num_samples: How many draws; None takes the posterior's own number.
+        how: How predictions are made, see `predict`.
+        repeats: How many ratios; one more pair warms up.
+
+    Returns:
+        The ratio.
+
+    Example:
+        >>> import bayesify
+        >>> network = nn.Linear(8, 2)
+        >>> measure_cost(bayesify.convert(network, "map"), network, torch.randn(16, 8)) > 0
+        True
+    """
+    if repeats < 1:
+        raise ValueError(f"repeats must be at least 1, but it is {repeats}.")
+    inputs = to_device(inputs, posterior_device(posterior))
+
+    def bayesian() -> Any:
+        return predict(posterior, inputs, how=how, num_samples=num_samples, seed=0).cpu()
+
+    def plain() -> Any:
+        return posterior.read(call(network, inputs)).cpu()
+
+    with torch.no_grad(), evaluation_mode(network):
+        ratios = [_seconds(bayesian) / _seconds(plain) for _ in range(repeats + 1)]
+    return statistics.median(ratios[1:])
+
+
+def _seconds(function: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def to_json(evaluations: Sequence[Evaluation]) -> str:
+    """Return evaluations as JSON text, without their tensors.
+
+    >>> json.loads(to_json([]))
+    {'format': 1, 'evaluations': []}
+    """
+    values = {"format": 1, "evaluations": [evaluation.to_dict() for evaluation in evaluations]}
+    return json.dumps(values, indent=2, allow_nan=False)

@@ -1,0 +1,89 @@
+"""Normalisation layers whose scales and shifts differ between examples; the statistics are the layers' own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bayesify.laws.gaussian.batch_norm import batch_norm_each
+from bayesify.laws.gaussian.site import Visit
+from bayesify.laws.norm_statistics import foreign_entries, normalise_apart
+
+__all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm"]
+
+
+def batch_norm(layer: Any, x: Tensor, visit: Visit) -> Tensor:
+    """Run batch normalisation with a scale and a shift for each example."""
+    layer._check_input_dim(x)
+    present = visit.present
+    rows, times = visit.batch.rows, len(x) // visit.batch.rows
+    if visit.batch.dim not in (0, None):
+        rows, times = 1, len(x)
+    weight = layer.weight if layer.weight is not None else x.new_ones(x.shape[1])
+    bias = layer.bias if layer.bias is not None else x.new_zeros(x.shape[1])
+    scale = visit.each("weight", weight, rows).repeat_interleave(times, 0)
+    shift = visit.each("bias", bias, rows).repeat_interleave(times, 0)
+
+    def normalise(part: slice, mean: Tensor | None, var: Tensor | None, training: bool, momentum: float) -> Tensor:
+        if x.dtype != scale.dtype:  # autocast
+            y = functional.batch_norm(x[part], mean, var, None, None, training, momentum, layer.eps)
+            ones = [1] * (x.ndim - 2)
+            return y * scale[part].view(-1, x.shape[1], *ones) + shift[part].view(-1, x.shape[1], *ones)
+        return batch_norm_each(x[part], scale[part], shift[part], mean, var, training, momentum, layer.eps)
+
+    return normalise_apart(layer, x, foreign_entries(x, present.foreign, present.rows), normalise)
+
+
+def instance_norm(layer: Any, x: Tensor, visit: Visit) -> Tensor:
+    """Run instance normalisation with a scale and a shift for each example."""
+    layer._check_input_dim(x)
+    without = x.ndim == layer._get_no_batch_dim()
+    whole = x[None] if without else x
+    tracked = not layer.training or layer.track_running_stats
+    mean, var = (layer.running_mean, layer.running_var) if tracked else (None, None)
+    use_input = layer.training or not layer.track_running_stats
+    momentum = 0.0 if layer.momentum is None else layer.momentum
+    own = len(whole)
+    if use_input and mean is not None and not without:
+        own -= foreign_entries(whole, visit.present.foreign, visit.present.rows)
+    parts = [(whole, mean, var)] if own == len(whole) else [(whole[:own], mean, var), (whole[own:], None, None)]
+    # Foreign rows are normalised each by itself too, and enter no statistics.
+    y = torch.cat(
+        [functional.instance_norm(x, m, v, None, None, use_input, momentum, layer.eps) for x, m, v in parts if len(x)]
+    )
+    return _affine(y[0] if without else y, layer, visit, [-1, *[1] * (whole.ndim - 2)])
+
+
+def group_norm(layer: nn.GroupNorm, x: Tensor, visit: Visit) -> Tensor:
+    """Run group normalisation with a scale and a shift for each example."""
+    y = functional.group_norm(x, layer.num_groups, None, None, layer.eps)
+    return _affine(y, layer, visit, [-1, *[1] * (x.ndim - 2)])
+
+
+def layer_norm(layer: nn.LayerNorm, x: Tensor, visit: Visit) -> Tensor:
+    """Run layer normalisation with a scale and a shift for each example."""
+    y = functional.layer_norm(x, layer.normalized_shape, None, None, layer.eps)
+    return _affine(y, layer, visit, list(layer.normalized_shape))
+
+
+def rms_norm(layer: Any, x: Tensor, visit: Visit) -> Tensor:
+    """Run root-mean-square normalisation with a scale for each example."""
+    y = functional.rms_norm(x, layer.normalized_shape, None, layer.eps)
+    return _affine(y, layer, visit, list(layer.normalized_shape))
+
+
+def _affine(x: Tensor, layer: Any, visit: Visit, shape: list[int]) -> Tensor:
+    """Return a_b x + c_b, with scales and shifts that broadcast as `shape` against the last dimensions."""
+    whole = visit.batch.split(x)
+    lead = [1] * (whole.ndim - 1 - len(shape))
+    if layer.weight is not None:
+        scale = visit.each("weight", layer.weight)
+        whole = whole * scale.view(len(scale), *lead, *shape).to(x.dtype)
+    bias = getattr(layer, "bias", None)
+    if bias is not None:
+        shift = visit.each("bias", bias)
+        whole = whole + shift.view(len(shift), *lead, *shape).to(x.dtype)
+    return visit.batch.join(whole)

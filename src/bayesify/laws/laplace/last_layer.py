@@ -1,0 +1,266 @@
+"""Laplace's approximation of the last linear layer, with its full covariance and a prediction in closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesify._core.trees import batch_rows
+from bayesify.laws.laplace.evidence import Spectrum
+from bayesify.laws.laplace.laplace import LaplacePosterior
+from bayesify.laws.noise import Key, keyed_numbers
+from bayesify.laws.tensors import TensorTree, owners, tensor_of
+from bayesify.likelihoods import Categorical
+from bayesify.likelihoods.categorical import independent_variances
+from bayesify.likelihoods.prediction import Prediction
+
+if TYPE_CHECKING:
+    from bayesify.methods import Method
+
+__all__ = ["LastLayerLaplacePosterior", "last_linear"]
+
+LARGEST = 10_000  # parameters: their covariance then has 10^8 numbers
+AT_ONCE = 2**23  # numbers
+
+
+class LastLayerLaplacePosterior(LaplacePosterior):
+    """N(w, (H / noise variance + delta I)^-1) of one linear layer y = W phi + b, whose output is the network's.
+
+    With phi extended by a one for the bias, H = sum_n Lambda_n (x) phi_n phi_n', Lambda_n the curvature in the outputs
+    of example n. Outputs are linear in these weights, so that they are Gaussian, and the prediction of a regression is
+    exact: mean f(x), covariance of outputs c and d phi' Sigma_cd phi. For classes softmax is integrated over the
+    Gaussian logits, see `Likelihood.from_gaussian`.
+
+    `matrix` holds the sum H while the data are seen, and afterwards its eigenvectors; `values` the eigenvalues.
+
+    Args:
+        network: A copy of the user's network.
+        method: How it is learned.
+        layer: The linear layer's name.
+        names: Its random parameters: the weight, and perhaps the bias.
+        precision: The prior precision at the start.
+        power: See `Residuals`.
+    """
+
+    def __init__(
+        self, network: nn.Module, method: Method, *, layer: str, names: list[str], precision: float, power: int
+    ) -> None:
+        super().__init__(network, method)
+        self.layer = layer
+        self.names = names
+        module = network.get_submodule(layer)
+        assert isinstance(module, nn.Linear)
+        self.outputs_count, self.inputs_count = module.weight.shape
+        self.with_bias = len(names) == 2
+        self.width = self.inputs_count + self.with_bias
+        size = self.outputs_count * self.width
+        if size > LARGEST:
+            raise ValueError(
+                f"The last layer {layer!r} has {size:,} parameters, and their covariance would have {size**2:,} "
+                f"numbers; {LARGEST:,} parameters are the most. Take Kronecker factors of that layer instead: "
+                f"convert(network, Laplace(structure='kronecker'), include={layer!r})."
+            )
+        weight = module.weight.detach()
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        self.matrix = TensorTree({names[0]: weight.new_zeros(size, size, dtype=dtype)})
+        self.values = TensorTree({names[0]: weight.new_zeros(size, dtype=dtype)})
+        self._cache: tuple[Any, Tensor] | None = None
+        self._start({layer: names}, precision=precision, power=power)
+
+    # -- the curvature ----------------------------------------------------------------------------------------------
+
+    @property
+    def _matrix(self) -> Tensor:
+        return tensor_of(self.matrix, self.names[0])
+
+    @property
+    def _values(self) -> Tensor:
+        return tensor_of(self.values, self.names[0])
+
+    def curvature_tensors(self) -> list[Tensor]:
+        """Return the sum, and the eigenvalues."""
+        return [self._matrix, self._values]
+
+    def extended(self, features: Tensor) -> Tensor:
+        """Append a one for the bias."""
+        if not self.with_bias:
+            return features
+        return torch.cat([features, torch.ones_like(features[..., :1])], -1)
+
+    @torch.no_grad()
+    def add_hessians(self, features: Tensor, hessians: Tensor) -> None:
+        """Add sum Lambda (x) phi phi' of features (N, D) and curvatures in the outputs (N, C, C)."""
+        phi, count, width = self.extended(features), self.outputs_count, self.width
+        blocks = self._matrix.view(count, width, count, width)
+        for row in range(count):
+            for column in range(row + 1):
+                block = (phi * hessians[:, row, column, None]).T @ phi
+                blocks[row, :, column] += block
+                if column < row:
+                    blocks[column, :, row] += block.T
+
+    @torch.no_grad()
+    def add_gradients(self, features: Tensor, scores: Tensor) -> None:
+        """Add the outer product of each example's gradient, sum over positions of s phi', (B, T, D) and (B, T, C)."""
+        gradients = (scores.mT @ self.extended(features)).flatten(1)
+        self._matrix.addmm_(gradients.T, gradients)
+
+    def complete_curvature(self, factor: float) -> None:
+        """Replace the sum by its eigenvectors and eigenvalues."""
+        values, vectors = torch.linalg.eigh(self._matrix.double() * factor)
+        self._matrix.copy_(vectors)
+        self._values.copy_(values.clamp_min_(0))
+
+    def spectra(self) -> list[Spectrum]:
+        """Return the eigenvalues."""
+        return [Spectrum(self._values.double(), self._square_norm(self.names))]
+
+    def covariance(self) -> Tensor:
+        """Return the covariance of (W, b), (C D', C D'), with D' = D + 1 and a row of (W, b) after the other."""
+        self.require_complete()
+        return (self._matrix / (self._values * self.scale + self.prior_precision)) @ self._matrix.T
+
+    # -- draws ------------------------------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the layer's weights for the present mode."""
+        if self.noise.silent:
+            return {}
+        return self.weights(self.noise.keys[0] if self.noise.keys else None)
+
+    def weights(self, key: Key | None) -> dict[str, Tensor]:
+        """Return the weights of a draw by name: w + Q (lambda + delta)^(-1/2) z."""
+        means = [tensor_of(self.network, name) for name in self.names]
+        if not bool(self.complete):
+            return dict(zip(self.names, means, strict=True))
+        values = self._values
+        noise = torch.randn_like(values) if key is None else keyed_numbers(key, self.names[0], values.shape, values)
+        change = self._matrix @ (noise * (self._values * self.scale + self.prior_precision).rsqrt())
+        change = change.view(self.outputs_count, self.width).to(means[0].dtype)
+        found = {self.names[0]: means[0] + change[:, : self.inputs_count]}
+        if self.with_bias:
+            found[self.names[1]] = means[1] + change[:, -1]
+        return found
+
+    def sites(self) -> set[nn.Module]:
+        """Return the layer."""
+        return owners(self.network, self.names)
+
+    # -- the prediction in closed form ------------------------------------------------------------------------------
+
+    def features(self, inputs: Any) -> tuple[Tensor, Tensor]:
+        """Run the mean network once; return its outputs and the layer's inputs as (B, T, D).
+
+        Raises:
+            ValueError: The layer's output is not the network's.
+        """
+        seen: list[tuple[Tensor, Tensor]] = []
+        layer = self.network.get_submodule(self.layer)
+
+        def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+            seen.append((args[0] if args else kwargs["input"], output))
+
+        handle = layer.register_forward_hook(keep, with_kwargs=True)
+        try:
+            with self.mean():
+                output = self.outputs(inputs)
+        finally:
+            handle.remove()
+        if len(seen) != 1 or not (_traced() or _same_numbers(seen[0][1], output)):
+            raise ValueError(
+                f"The output of the last linear layer {self.layer!r} is not the network's: it is changed afterwards, "
+                "or another layer comes last. Name the layer, convert(..., include='its name'), or take "
+                "Laplace(structure='diagonal'), which needs no last layer."
+            )
+        features = seen[0][0].detach()
+        return output, features.reshape(batch_rows(inputs), -1, features.shape[-1])
+
+    @torch.no_grad()
+    def output_variance(self, features: Tensor, *, centred: bool) -> Tensor:
+        """Return the variances of the outputs, or of the outputs minus their mean, (..., C)."""
+        phi, forms = self.extended(features), self._forms(centred)
+        products = phi @ forms.permute(1, 0, 2).reshape(self.width, -1)
+        return (products.view(*phi.shape[:-1], self.outputs_count, self.width) * phi[..., None, :]).sum(-1)
+
+    @torch.no_grad()
+    def output_covariance(self, features: Tensor) -> Tensor:
+        """Return the covariance of the outputs, phi' Sigma_cd phi, (..., C, C).
+
+        With the eigenvectors' rows A = phi' Q_c it is A (lambda + delta)^-1 A', without the covariance of the weights.
+        """
+        self._require_seen()
+        phi, count = self.extended(features).flatten(0, -2), self.outputs_count
+        vectors = self._matrix.view(count, self.width, -1)
+        variances = 1 / (self._values * self.scale + self.prior_precision)
+
+        def of(some: Tensor) -> Tensor:
+            met = torch.stack([some @ vectors[index] for index in range(count)], 1)
+            return (met * variances) @ met.mT
+
+        rows = max(1, AT_ONCE // (count * self.width * count))
+        # The number of rows is a symbol while a program is traced, and all rows go together.
+        whole = not isinstance(phi.shape[0], int) or phi.shape[0] <= rows
+        found = of(phi) if whole else torch.cat([of(some) for some in torch.split(phi, rows)])
+        return found.view(*features.shape[:-1], count, count)
+
+    def _forms(self, centred: bool) -> Tensor:
+        """Return the quadratic forms in phi that give the variances, (C, D', D'); kept until the posterior changes.
+
+        With rows Q_c of the eigenvectors they are Q_c (lambda + delta)^-1 Q_c', a C-th of the whole covariance's work.
+        """
+        if _traced() and self._cache is not None and self._cache[0][0] == centred:
+            return self._cache[1]
+        state = [(t.data_ptr(), t._version) for t in (self._matrix, self._values, self.prior_precision)]
+        wanted = (centred, self.scale, state)
+        if self._cache is None or self._cache[0] != wanted:
+            self.require_complete()
+            vectors = self._matrix.view(self.outputs_count, self.width, -1)
+            if centred:  # l_c - mean l is linear in w_c - mean w
+                vectors = vectors - vectors.mean(0)
+            forms = (vectors / (self._values * self.scale + self.prior_precision)) @ vectors.mT
+            self._cache = (wanted, forms)
+        return self._cache[1]
+
+    @torch.no_grad()
+    def output_gaussian(self, inputs: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return mean, and variance or covariance, of the outputs; exact, since they are linear in what is random."""
+        self._require_seen()
+        output, features = self.features(inputs)
+        if isinstance(self.likelihood, Categorical) and self.outputs_count > 2:
+            return output, None, self.output_covariance(features).reshape(*output.shape, self.outputs_count)
+        return output, self._variance(output, features), None
+
+    @torch.no_grad()
+    def predictive(self, output: Tensor, features: Tensor) -> Prediction:
+        """Return the prediction for outputs and features of the mean network, with logits as independent ones.
+
+        Their variances are those that have the right ones after centring: a C-th of the covariances' work.
+        """
+        return self.likelihood.from_gaussian(output, self._variance(output, features))
+
+    def _require_seen(self) -> None:
+        if not _traced():
+            self.require_complete()
+
+    def _variance(self, output: Tensor, features: Tensor) -> Tensor:
+        classes = isinstance(self.likelihood, Categorical)
+        variance = self.output_variance(features, centred=classes).reshape(output.shape)
+        return independent_variances(variance) if classes else variance
+
+
+def _traced() -> bool:
+    """Return whether a program is being traced, which has no numbers to look at; they were looked at before."""
+    return torch.compiler.is_compiling()
+
+
+def _same_numbers(one: Tensor, other: Tensor) -> bool:
+    return one.numel() == other.numel() and torch.equal(one.reshape(-1), other.reshape(-1))
+
+
+def last_linear(modules: Iterable[tuple[str, nn.Module]]) -> str | None:
+    """Return the name of the last linear layer, in the order in which a network holds its modules."""
+    names = [name for name, module in modules if type(module) is nn.Linear]
+    return names[-1] if names else None

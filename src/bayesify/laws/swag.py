@@ -1,0 +1,113 @@
+"""A Gaussian fitted to the path of SGD: diagonal plus low rank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.laws.noise import Key, keyed_numbers
+from bayesify.laws.vectors import VectorPosterior
+
+if TYPE_CHECKING:
+    from bayesify.methods import Method
+
+__all__ = ["SWAGPosterior"]
+
+
+class SWAGPosterior(VectorPosterior):
+    """N(mean, scale^2/2 (diag + D D' / (K - 1))), the moments of snapshots of the weights.
+
+    A draw is w = mean + scale/sqrt(2) (diag^(1/2) z1 + D z2 / sqrt(K - 1)), z1, z2 ~ N(0, I), where diag is the
+    variance of the snapshots and D holds the last K deviations from the running mean (Maddox et al. 2019, eq. 1).
+    The diagonal alone (K = 0) is w = mean + scale diag^(1/2) z1. The network's own weights are the SGD iterate; the
+    mean and the moments are buffers.
+
+    Batch-normalisation statistics belong to weights. They are re-estimated for the mean and for `num_draws` fixed
+    draws by `refresh_statistics`, and kept; a network with such layers then has that many functions. One without
+    has as many as are asked for.
+
+    Args:
+        network: A copy of the user's network.
+        method: How it is learned.
+        names: The random parameters.
+        rank: The number K of deviations kept; 0 is the diagonal alone.
+        scale: Multiplies the standard deviations.
+        num_draws: The number of draws that get batch-normalisation statistics.
+    """
+
+    average: Tensor
+    square: Tensor
+    deviations: Tensor
+    snapshots: Tensor
+
+    def __init__(
+        self,
+        network: nn.Module,
+        method: Method,
+        *,
+        names: list[str],
+        rank: int,
+        scale: float,
+        num_draws: int,
+    ) -> None:
+        super().__init__(network, method, names=names, num_draws=num_draws)
+        self.rank = rank
+        self.scale = scale
+        weights = self.codec.flatten(network)
+        self.register_buffer("average", weights)
+        self.register_buffer("square", torch.zeros_like(weights))
+        self.register_buffer("deviations", weights.new_zeros(rank, weights.numel()))
+        self.register_buffer("snapshots", torch.zeros((), dtype=torch.long))
+
+    # -- learning ---------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def collect(self, weights: Tensor | None = None) -> None:
+        """Add weights, by default the network's present ones, to the moments (Welford's update, exact in one pass)."""
+        count = int(self.snapshots) + 1
+        weights = self.codec.flatten(self.network) if weights is None else weights.to(self.average)
+        step = weights - self.average
+        if count == 1:  # the pretrained weights were a placeholder
+            self.average.copy_(weights)
+        else:
+            self.average.add_(step, alpha=1 / count)
+            self.square.add_(step * (weights - self.average))
+            if self.rank:
+                self.deviations.copy_(self.deviations.roll(-1, 0))
+                self.deviations[-1] = weights - self.average
+        self.snapshots.fill_(count)
+        self.outdate_statistics()
+
+    @property
+    def learned(self) -> Literal[True] | str:
+        """True once snapshots differ; before, what to call."""
+        if int(self.snapshots) > 1:
+            return True
+        return (
+            f"the spread of {int(self.snapshots)} snapshots of the weights is zero. bayesify.fit(posterior, loader) "
+            "collects them over its epochs; in a loop of your own call posterior.collect() now and then."
+        )
+
+    # -- prediction -------------------------------------------------------------------------------------------
+
+    def variance(self) -> Tensor:
+        """Return the variances of the snapshots, the diagonal of SWAG, as a vector."""
+        return self.square / self.snapshots.clamp_min(1)
+
+    def centre(self) -> Tensor:
+        """Return the mean of the snapshots, (D,)."""
+        return self.average
+
+    def sample(self, key: Key) -> Tensor:
+        """Return the weights of a draw, (D,)."""
+        mean = self.average
+        scale = self.scale / (2**0.5 if self.rank else 1.0)
+        drawn = keyed_numbers(key, "diagonal", mean.shape, mean).to(mean.dtype)
+        drawn.mul_(self.variance().sqrt_()).mul_(scale).add_(mean)
+        if self.rank:
+            z = keyed_numbers(key, "low rank", [self.rank], mean).to(mean.dtype)
+            columns = (self.snapshots - 1).clamp(max=self.rank)  # as many as were collected
+            drawn.addmv_(self.deviations.T, z * scale / (columns - 1).clamp_min(1).sqrt())
+        return drawn

@@ -1,0 +1,290 @@
+"""One of C classes per example, pixel or token."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from bayesify._core.maths import at_least_float32, entropy, minimise
+from bayesify.likelihoods.likelihood import Likelihood, Stream
+from bayesify.likelihoods.prediction import ClassificationPrediction
+from bayesify.likelihoods.softmax_integrals import average_softmax, covariance_root
+
+__all__ = ["Categorical", "fit_temperature", "independent_variances"]
+
+LITTLE = 0.05  # a variance of logits of which first order is right to a few percent
+
+
+class Categorical(Likelihood):
+    """Classes, from logits: p(y = c) = softmax(logits)_c.
+
+    Dense outputs are (B, C, H, W) for images and (B, T, C) for tokens, as torch's and transformers' networks
+    return them; `class_dim` says otherwise. Predictions have the class dimension last.
+
+    Args:
+        class_dim: The dimension of the classes; None takes the last of two or three, and dimension 1 of more.
+        ignore_index: The label of positions that do not count.
+    """
+
+    kind = "categorical"
+    temperature: Tensor
+
+    def __init__(self, *, class_dim: int | None = None, ignore_index: int = -100) -> None:
+        super().__init__()
+        self.class_dim = class_dim
+        self.ignore_index = ignore_index
+        self.register_buffer("temperature", torch.ones(()))
+
+    def config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        return {"class_dim": self.class_dim, "ignore_index": self.ignore_index}
+
+    def extra_repr(self) -> str:
+        """Show what differs from the default."""
+        words = {"class_dim": self.class_dim, "ignore_index": None if self.ignore_index == -100 else self.ignore_index}
+        return ", ".join(f"{name}={value}" for name, value in words.items() if value is not None)
+
+    def classes_last(self, output: Tensor, *, lead: int = 1) -> Tensor:
+        """Move the class dimension to the end, in at least float32; `lead` dimensions come before the event."""
+        dim = self.position(output.ndim - lead + 1)
+        logits = at_least_float32(output.movedim(dim if dim < 0 else dim + lead - 1, -1))
+        if logits.shape[-1] == 1:
+            raise ValueError(
+                f"The network's output has the shape {tuple(output.shape[lead - 1 :])}, with one class. For yes or no "
+                "from one logit use likelihood='binary'; for numbers use likelihood='regression'."
+            )
+        return logits
+
+    def position(self, ndim: int) -> int:
+        """Return which dimension of an output with this number of dimensions holds the classes."""
+        return self.class_dim if self.class_dim is not None else (-1 if ndim <= 3 else 1)
+
+    def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return ln softmax(logits)_target, (B, ...)."""
+        log_probs = functional.log_softmax(self.classes_last(output), dim=-1)
+        counted = self._counted(target)
+        picked = log_probs.gather(-1, target.long().where(counted, 0)[..., None])[..., 0]
+        return picked.where(counted, 0)
+
+    def nll(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the mean of -ln softmax(logits)_target over positions that count: one kernel, not `log_prob`'s ten."""
+        self.check(output, target)
+        logits, labels = self.classes_last(output).movedim(-1, 1), target.long()
+        total = functional.cross_entropy(logits, labels, ignore_index=self.ignore_index, reduction="sum")
+        counted = self._counted(target).sum()
+        if target.device.type == "cpu" and target.numel() and not counted:
+            warnings.warn(
+                f"All {target.numel()} targets of a batch are ignore_index = {self.ignore_index}, so that nothing is "
+                "learned from it. Check the labels, or give Categorical another ignore_index.",
+                stacklevel=2,
+            )
+        return total / counted.clamp_min(1)
+
+    def log_probs(self, outputs: Tensor) -> Tensor:
+        """Return ln softmax of draws' logits (S, B, ...), (S, B, ..., C)."""
+        return functional.log_softmax(self.classes_last(outputs, lead=2), dim=-1)
+
+    def weight(self, target: Tensor) -> Tensor:
+        """Return which positions count."""
+        return self._counted(target).float()
+
+    def _counted(self, target: Tensor) -> Tensor:
+        return target.long() != self.ignore_index  # bytes would take 156 for -100
+
+    def labels(self, target: Tensor) -> Tensor:
+        """Return the labels, -100 where they do not count."""
+        return target.long().where(self._counted(target), -100)
+
+    def check(self, output: Tensor, target: Tensor) -> None:
+        """Raise where logits and labels do not fit.
+
+        Values of labels are checked only where that needs no wait for a device.
+        """
+        if output.ndim < 2:
+            raise ValueError(
+                f"The network's output has the shape {tuple(output.shape)}; classification needs logits (B, C). For a "
+                "single logit per example use likelihood='binary'; for numbers use likelihood='regression'."
+            )
+        logits = self.classes_last(output)
+        if target.is_floating_point():
+            raise ValueError(
+                f"The targets are {target.dtype}; classification needs integer labels. For numbers use "
+                "likelihood='regression', for several yes-or-no answers likelihood='binary'."
+            )
+        if logits.shape[:-1] != target.shape:
+            raise ValueError(
+                f"Logits of shape {tuple(output.shape)} do not fit targets of shape {tuple(target.shape)}: targets "
+                f"must be {tuple(logits.shape[:-1])}. A network with other outputs needs another likelihood or "
+                "class_dim."
+            )
+        if target.device.type == "cpu" and target.numel():
+            counted = target[self._counted(target)]
+            low, high = (int(counted.min()), int(counted.max())) if counted.numel() else (0, 0)
+            if low < 0 or high >= logits.shape[-1]:
+                raise ValueError(
+                    f"Labels run from {low} to {high}, but the network has {logits.shape[-1]} outputs, so labels must "
+                    f"be 0 to {logits.shape[-1] - 1} (or ignore_index = {self.ignore_index}). For yes or no from a "
+                    "single logit use likelihood='binary'."
+                )
+
+    @torch.no_grad()
+    def calibrate(self, batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, float]:
+        """Fit the temperature T: minimise -mean ln (1/S) sum_s softmax(logits_s / T)_target (Guo et al. 2017)."""
+        logits = torch.cat([self.classes_last(o, lead=2)[:, self._counted(t)] for o, t in batches], dim=1)
+        labels = torch.cat([t[self._counted(t)] for _, t in batches]).long()
+        if labels.numel() == 0:
+            raise ValueError("There is no label to calibrate on: every target is ignore_index.")
+        return fit_temperature(self.temperature, logits, labels)
+
+    def stream(self, *, keep_samples: bool = False) -> _CategoricalStream:
+        """Return a collector of draws."""
+        return _CategoricalStream(self, keep_samples)
+
+    def integrate(self, mean: Tensor, variance: Tensor | None, covariance: Tensor | None) -> ClassificationPrediction:
+        """Return the prediction of Gaussian logits: the same averages that draws have, at points that are fixed.
+
+        See `average_softmax`. Where all variances are small, first order takes the place of the differences for the
+        epistemic part and the model variance, which rounding would swallow.
+        """
+        logits = self.classes_last(mean) / self.temperature
+        logits = logits - logits.mean(-1, keepdim=True)
+        if covariance is None:
+            assert variance is not None
+            own = self.classes_last(variance).clamp_min(0) / self.temperature**2
+            root, centred = own.sqrt(), _centred_variance(own)
+        else:
+            covariance = _centred(at_least_float32(covariance) / self.temperature**2).to(logits.dtype)
+            own = centred = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0)
+            root = covariance_root(covariance)
+        flat = average_softmax(
+            logits.flatten(0, -2),
+            root.reshape(-1, *root.shape[logits.ndim - 1 :]),
+            positions=logits.shape[1:-1].numel(),
+        )
+        log_probs, votes = flat.log_probs.view_as(logits), flat.votes.view_as(logits)
+        aleatoric, squares = (x.view(logits.shape[:-1]) for x in (flat.entropy, flat.squares))
+        probs, total = log_probs.exp(), entropy(log_probs)
+        # First order: a logit's move m has the information m' F m / 2 and moves p by F m, F = diag p - p p'.
+        product = own * probs if covariance is None else (covariance @ probs[..., None])[..., 0]
+        along = (probs * product).sum(-1)
+        information = ((probs * own).sum(-1) - along) / 2
+        spread = (probs**2 * (own - 2 * product + along[..., None])).sum(-1)
+        little = own.amax(-1) < LITTLE
+        epistemic = torch.where(little, information, total - aleatoric).clamp_min(0)
+        epistemic = torch.minimum(epistemic, total)
+        return ClassificationPrediction(
+            log_probs=log_probs,
+            aleatoric=total - epistemic,
+            epistemic=epistemic,
+            variation_ratio=(1 - votes.amax(-1)).clamp_min(0),
+            model_variance=torch.where(little, spread, squares - (probs**2).sum(-1)).clamp_min(0),
+            logits_mean=logits,
+            logits_variance=centred,
+        )
+
+
+def fit_temperature(temperature: Tensor, logits: Tensor, labels: Tensor) -> tuple[float, float]:
+    """Set a temperature to the best for logits (S, N, C), never worse than it is; return the NLL before and after."""
+    if not bool(logits.amax(-1).isfinite().all()):  # -inf is a class that is ruled out
+        raise ValueError("The draws' logits are not finite, so there is nothing to calibrate. Fit the posterior again.")
+
+    def loss(log_temperature: float) -> float:
+        picked = torch.stack([_picked(draw.double() / math.exp(log_temperature), labels) for draw in logits])
+        return math.log(len(picked)) - picked.logsumexp(0).mean().item()
+
+    start = math.log(temperature.item())
+    best, value = minimise(loss, -4.0, 4.0, start=start)
+    temperature.fill_(math.exp(best))
+    return loss(start), value
+
+
+def _picked(logits: Tensor, labels: Tensor) -> Tensor:
+    return functional.log_softmax(logits, dim=-1).gather(-1, labels[:, None])[:, 0]
+
+
+def _centred_variance(variance: Tensor) -> Tensor:
+    """Return the variances of independent logits after their mean over classes is taken off."""
+    classes = variance.shape[-1]
+    return variance * (1 - 2 / classes) + variance.sum(-1, keepdim=True) / classes**2
+
+
+def independent_variances(centred: Tensor) -> Tensor:
+    """Return variances of independent logits whose centred logits have the given variances, (..., C).
+
+    Logits with variances v, after their mean over classes is taken off, have u_c = v_c (1 - 2/C) + sum v / C^2. This is
+    solved for v. Where no v >= 0 does it, the sum of u is kept.
+
+    >>> independent_variances(torch.tensor([1.0, 1.0]))
+    tensor([2., 2.])
+    """
+    classes = centred.shape[-1]
+    total = centred.sum(-1, keepdim=True) / (1 - 1 / classes)
+    if classes == 2:
+        return (total / 2).expand_as(centred).clone()
+    found = ((centred - total / classes**2) / (1 - 2 / classes)).clamp_min(0)
+    kept = found.sum(-1, keepdim=True)
+    return torch.where(kept > 0, found * (total / kept.clamp_min(torch.finfo(kept.dtype).tiny)), found)
+
+
+def _centred(covariance: Tensor) -> Tensor:
+    """Return the covariance of logits after their mean over classes is taken off, which softmax does not see."""
+    covariance = covariance - covariance.mean(-1, keepdim=True)
+    return covariance - covariance.mean(-2, keepdim=True)
+
+
+class _CategoricalStream(Stream):
+    def __init__(self, likelihood: Categorical, keep_samples: bool) -> None:
+        self.likelihood = likelihood
+        self.samples: list[Tensor] | None = [] if keep_samples else None
+        self.count = 0
+
+    def add(self, outputs: Tensor) -> None:
+        logits = self.likelihood.classes_last(outputs, lead=2) / self.likelihood.temperature
+        log_probs = functional.log_softmax(logits, dim=-1)
+        probs = log_probs.exp()
+        logits = logits - logits.mean(-1, keepdim=True)
+        log_sum = log_probs.logsumexp(0)
+        entropies = entropy(log_probs, probs).sum(0)
+        squares = (probs**2).sum((0, -1))
+        winners = log_probs.max(-1).indices.movedim(0, -1)  # a third faster than argmax on a processor
+        votes = torch.zeros_like(log_sum).scatter_add_(-1, winners, torch.ones_like(winners, dtype=log_sum.dtype))
+        number = outputs.shape[0]
+        mean = logits.mean(0)
+        spread = ((logits - mean) ** 2).sum(0)
+        if self.samples is not None:
+            self.samples.append(probs)
+        if self.count == 0:
+            self.log_sum, self.entropies, self.squares, self.votes = log_sum, entropies, squares, votes
+            self.mean, self.spread = mean, spread
+        else:
+            self.log_sum = torch.logaddexp(self.log_sum, log_sum)
+            self.entropies = self.entropies + entropies
+            self.squares = self.squares + squares
+            self.votes = self.votes + votes
+            # Chan's update of mean and sum of squared deviations, exact for groups of any size.
+            step = mean - self.mean
+            total = self.count + number
+            self.mean = self.mean + step * (number / total)
+            self.spread = self.spread + spread + step**2 * (self.count * number / total)
+        self.count += number
+
+    def result(self) -> ClassificationPrediction:
+        count = self.count
+        log_probs = self.log_sum - math.log(count)
+        aleatoric = self.entropies / count
+        return ClassificationPrediction(
+            log_probs=log_probs,
+            aleatoric=aleatoric,
+            epistemic=(entropy(log_probs) - aleatoric).clamp_min(0),
+            variation_ratio=1 - self.votes.amax(-1) / count,
+            model_variance=(self.squares / count - (log_probs.exp() ** 2).sum(-1)).clamp_min(0),
+            logits_mean=self.mean,
+            logits_variance=self.spread / count,
+            samples=None if self.samples is None else torch.cat(self.samples),
+        )

@@ -1,0 +1,254 @@
+"""What a method is: a frozen configuration of how a posterior is built and learned."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from bayesify._core.values import fits, misfits
+from bayesify.laws import LossTerms
+
+if TYPE_CHECKING:
+    from bayesify.conversion import Selection
+    from bayesify.laws import Posterior
+
+__all__ = [
+    "Method",
+    "Schedule",
+    "Stage",
+    "Survey",
+    "as_method",
+    "method_from_dict",
+    "methods",
+    "rate_factor",
+    "register",
+]
+
+_METHODS: dict[str, type[Method]] = {}
+Schedule = Literal["constant", "cosine", "held"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of the training that has its own optimiser: the whole of it, or one member.
+
+    Attributes:
+        name: What the progress bar calls it.
+        groups: Parameter groups of the optimiser.
+        context: Entered around each step and each evaluation of the stage.
+    """
+
+    name: str
+    groups: list[dict[str, Any]]
+    context: Callable[[], AbstractContextManager[Any]] = field(default=nullcontext)
+
+
+class Survey(ABC):
+    """What a method learns from passes over the data after the epochs, without an optimiser.
+
+    All it has learned so far is in the posterior's buffers, so that a run that was killed can go on.
+    """
+
+    @abstractmethod
+    def begin(self, val_loader: Iterable[Any] | None) -> None:
+        """Check that there is all that `end` needs, before anything is computed."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forget what was learned from data before."""
+
+    @abstractmethod
+    def look(self, batch: Any) -> None:
+        """Learn from a batch, on the posterior's device; the network is in evaluation mode."""
+
+    @abstractmethod
+    def end(self, val_loader: Iterable[Any] | None) -> None:
+        """Act after the last batch."""
+
+    def tolerated_rise(self) -> float:
+        """Return by how many nats the NLL of training examples may rise before it is warned of."""
+        return 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(ABC):
+    """How a posterior is built from a network, and how it is learned.
+
+    A method is data: frozen, versioned, JSON-serialisable. Its functions take the posterior as an argument.
+
+    Attributes:
+        epochs: How many epochs `fit` takes if the caller does not say; 0 when nothing has to be learned.
+        lr: The learning rate.
+        optimiser: "sgd" (with Nesterov momentum .9) or "adam".
+        weight_decay: Of the optimiser: with "sgd" the precision of a Gaussian prior divided by the number of data. With
+            "adam" it is decoupled (AdamW), and no prior has its effect.
+        schedule: "constant"; "cosine" to zero at the end of the run; "held" for half of it, then linear to a hundredth
+            at nine tenths.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    trains_draws: ClassVar[bool] = True  # whether the pass that is trained is random
+    first_order: ClassVar[bool] = False  # whether means and variances are carried as of a linearised network
+    if_worse: ClassVar[str] = "Lower the learning rate or the noise, or fit for more epochs."  # said after a bad fit
+    listed: ClassVar[bool] = True  # False for what a function makes of a posterior, and `fit` does not learn
+
+    epochs: int = 0
+    lr: float = 0.01
+    optimiser: Literal["sgd", "adam"] = "sgd"
+    weight_decay: float = 0.0
+    schedule: Schedule = "constant"
+
+    @property
+    def learns(self) -> bool:
+        """Whether `fit` learns something: in epochs, or from a pass over the data after them.
+
+        >>> from bayesify import MAP, SWAG, Laplace
+        >>> MAP().learns, SWAG().learns, Laplace().learns
+        (False, True, True)
+        """
+        return self.epochs > 0 or self.surveys
+
+    @property
+    def surveys(self) -> bool:
+        """Whether `fit` makes a pass over the data after the epochs, if there are any."""
+        return type(self).survey is not Method.survey
+
+    # -- building -------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def build(self, network: nn.Module, selection: Selection) -> Posterior:
+        """Make the posterior from a private copy of the network."""
+
+    # -- learning -------------------------------------------------------------------------------------------
+
+    def objective(self, posterior: Posterior, inputs: Any, targets: Any, num_data: int) -> LossTerms:
+        """Return the loss terms of a batch; by default `terms` of one stochastic pass."""
+        return self.terms(posterior, self.outputs(posterior, inputs), targets, num_data)
+
+    def terms(self, posterior: Posterior, outputs: Tensor, targets: Any, num_data: int) -> LossTerms:
+        """Return the loss terms of a pass's outputs; by default their mean negative log-likelihood."""
+        del num_data
+        return LossTerms(nll=posterior.likelihood.nll(outputs, targets))
+
+    def outputs(self, posterior: Posterior, inputs: Any) -> Tensor:
+        """Return the outputs of the pass that is trained and validated; by default one stochastic pass."""
+        return posterior.outputs(inputs)
+
+    def stages(self, posterior: Posterior) -> list[Stage]:
+        """Return the stages of the training; by default one, over all parameters that are not frozen."""
+        return [Stage(self.name, [{"params": [p for p in posterior.parameters() if p.requires_grad]}])]
+
+    def make_optimiser(self, groups: list[dict[str, Any]]) -> Optimizer:
+        """Return the optimiser of a stage."""
+        if self.optimiser == "adam":
+            return torch.optim.AdamW(groups, lr=self.lr, weight_decay=self.weight_decay)
+        return torch.optim.SGD(groups, lr=self.lr, momentum=0.9, nesterov=True, weight_decay=self.weight_decay)
+
+    def prepare_optimiser(  # noqa: B027
+        self, posterior: Posterior, optimiser: Optimizer, num_data: int
+    ) -> None:
+        """Look at a stage's optimiser, the method's own or the caller's, before its first step."""
+
+    def make_schedule(self, optimiser: Optimizer, total_steps: int) -> LambdaLR:
+        """Return the schedule of a stage's learning rates, advanced once per optimiser step."""
+        return LambdaLR(optimiser, rate_factor(self.schedule, total_steps))
+
+    def after_step(  # noqa: B027, most methods have nothing to do here
+        self, posterior: Posterior, step: int, total_steps: int, steps_per_epoch: int
+    ) -> None:
+        """Act after an optimiser step; steps count from 1."""
+
+    def finish(  # noqa: B027
+        self, posterior: Posterior, loader: Iterable[Any], progress: Callable[..., Any]
+    ) -> None:
+        """Act once after the last epoch."""
+
+    def survey(self, posterior: Posterior, num_data: int) -> Survey | None:
+        """Return what is learned from a pass over the data after the epochs; by default nothing."""
+        del posterior, num_data
+        return None
+
+    # -- data -----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def example(cls) -> Method:
+        """Return a small configuration for demonstrations, quick on little data."""
+        return cls()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the configuration as plain values.
+
+        >>> from bayesify import MCDropout
+        >>> MCDropout(p=0.2).to_dict()["p"]
+        0.2
+        """
+        return {"name": self.name, "version": self.version, **dataclasses.asdict(self)}
+
+
+def rate_factor(schedule: Schedule, total_steps: int) -> Callable[[int], float]:
+    """Return what a learning rate is multiplied by, as a function of the step.
+
+    >>> [round(rate_factor("held", 100)(step), 3) for step in (0, 50, 70, 90, 100)]
+    [1.0, 1.0, 0.505, 0.01, 0.01]
+    """
+    total = max(total_steps, 1)
+    if schedule == "cosine":
+        return lambda step: 0.5 * (1 + math.cos(math.pi * min(step, total) / total))
+    if schedule == "held":
+        return lambda step: 1 - 0.99 * min(max(step / total - 0.5, 0) / 0.4, 1)
+    return lambda step: 1.0
+
+
+def register(cls: type[Method]) -> type[Method]:
+    """Make a method known by its name, to `convert`, to files, and to the demo."""
+    _METHODS[cls.name] = cls
+    return cls
+
+
+def methods() -> dict[str, type[Method]]:
+    """Return the registered methods by name; those that only files need to know are left out."""
+    return {name: cls for name, cls in _METHODS.items() if cls.listed}
+
+
+def as_method(method: Method | type[Method] | str) -> Method:
+    """Return a method for an object, a class or a name."""
+    if isinstance(method, Method):
+        return method
+    if isinstance(method, type) and issubclass(method, Method):
+        return method()
+    if isinstance(method, str) and method in methods():
+        return _METHODS[method]()
+    raise ValueError(f"There is no method {method!r}. Give a method object, or one of {sorted(methods())}.")
+
+
+def method_from_dict(values: dict[str, Any]) -> Method:
+    """Rebuild a method from its configuration, of this version or an older one."""
+    values = dict(values)
+    name, version = values.pop("name", None), values.pop("version", None)
+    if not isinstance(name, str) or name not in _METHODS:
+        raise ValueError(f"The file names a method {name!r}, which is unknown here; known: {sorted(_METHODS)}.")
+    cls = _METHODS[name]
+    if not fits(version, int) or not 1 <= version <= cls.version:
+        raise ValueError(
+            f"The file has version {version!r} of {name!r}, and this bayesify knows versions up to {cls.version}. "
+            "Upgrade bayesify."
+        )
+    known = {f.name for f in dataclasses.fields(cls)}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise ValueError(f"The file's {name!r} has unknown settings {unknown}; known: {sorted(known)}.")
+    if wrong := misfits(values, cls):
+        raise ValueError(f"The file's {name!r} has settings that cannot be: {', '.join(wrong)}.")
+    tuples = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
+    return cls(**{**values, **tuples})

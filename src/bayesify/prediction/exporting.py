@@ -1,0 +1,245 @@
+"""The predictor that needs no draws, as a file that runs without this package."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesify._core.files import write_atomically
+from bayesify._core.modes import evaluation_mode
+from bayesify._core.trees import batch_rows, call, map_tensors, repeat_rows, slice_rows, to_device
+from bayesify.laws import Posterior, require_posterior, warn_unless_learned
+from bayesify.likelihoods.prediction import ClassificationPrediction, Prediction, RegressionPrediction
+from bayesify.prediction import PREDICTORS, posterior_device
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+__all__ = ["export"]
+
+Outputs = Callable[[Any], dict[str, Tensor]]
+
+_HOW = tuple(name for name in PREDICTORS if name != "sampling")
+_SUFFIXES = (".pt2", ".onnx")
+_SIZES = (3, 5, 7, 11, 13, 17, 19, 23)  # of the batch that is traced: more than one, and like no other size
+
+
+def export(
+    posterior: Posterior,
+    example: Any,
+    path: str | Path | None = None,
+    *,
+    how: str = "streamlined",
+    variance_scale: float = 1.0,
+) -> ExportedProgram:
+    """Turn a prediction without draws into one graph of torch's own operations, and write it to a file.
+
+    The program takes what the network takes, in batches of any size, and returns tensors by name. Classes: `probs`
+    (B, C), `total`, `aleatoric` and `epistemic`; regression: `mean`, `variance`, `aleatoric` and `epistemic`. The
+    weights and their variances are in the file, and nothing of this package is. The file is put in place in one step.
+
+    Args:
+        posterior: A posterior that `predict(how=...)` takes.
+        example: A batch, as for `predict`; its shapes, but for the number of examples, are the program's.
+        path: `*.pt2` for `torch.export.load`, `*.onnx` for ONNX Runtime and others, which takes the extra
+            `bayesify[export]`; None writes nothing.
+        how: As in `predict`, but for "sampling". A prediction with backward passes is traced as well.
+        variance_scale: From `fit_variance_scale`.
+
+    Returns:
+        The program. `program.module()` is a network that can be called, and compiled without a graph break:
+        `torch.compile(program.module(), fullgraph=True)`.
+
+    Example:
+        >>> from bayesify import BayesAdapter, convert, predict
+        >>> posterior = convert(nn.Linear(4, 3), BayesAdapter.example())
+        >>> x = torch.randn(5, 4)
+        >>> outputs = export(posterior, x).module()(x)
+        >>> sorted(outputs), torch.equal(outputs["probs"], predict(posterior, x, how="streamlined").probs)
+        (['aleatoric', 'epistemic', 'probs', 'total'], True)
+    """
+    require_posterior(posterior)
+    warn_unless_learned(posterior)
+    if how not in _HOW:
+        raise ValueError(
+            f"how={how!r} cannot be exported: a program holds one pass without draws. Use one of {list(_HOW)}; a "
+            "posterior that only draws can predict with is distilled or replaced by one with a form of its own first."
+        )
+    if not 0 <= variance_scale < math.inf:
+        raise ValueError(f"variance_scale must be at least 0 and finite, but it is {variance_scale}.")
+    target = None if path is None else Path(path)
+    if target is not None and target.suffix not in _SUFFIXES:
+        raise ValueError(f"{target} must end in .pt2 (torch.export) or .onnx, which says what to write.")
+    if target is not None and target.suffix == ".onnx":
+        _require_onnx()
+    example = _several(to_device(example, posterior_device(posterior)))
+    with posterior.noise.lock, evaluation_mode(posterior), torch.inference_mode(False), torch.no_grad():
+        predict, backward = _predictor(posterior, example, how, variance_scale)
+        names = list(predict(example))
+        network = _Predictor(_flattened(predict, example) if backward() else predict, example)
+        try:
+            program = _traced(network, example)
+        except torch._dynamo.exc.UserError as error:
+            raise ValueError(
+                "This prediction cannot be traced for every size of a batch: something in it makes the number of "
+                f"examples a constant. {_advice(posterior, example)} torch says: {_plain(error)}"
+            ) from error
+    if target is not None and target.suffix == ".pt2":
+        _write(target, lambda file: torch.export.save(program, file))
+    elif target is not None:
+        _write(target, lambda file: _save_onnx(program, example, names, file))
+    return program
+
+
+class _Predictor(nn.Module):
+    """What is traced: inputs to named tensors."""
+
+    def __init__(self, predict: Outputs, example: Any) -> None:
+        super().__init__()
+        self.predict = predict
+        if isinstance(example, Mapping):
+            names = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in example]
+
+            def forward(**inputs: Any) -> dict[str, Tensor]:
+                return predict(inputs)
+
+            forward.__signature__ = Signature(names)  # type: ignore[attr-defined] # the exporter asks for the names
+            self.forward = forward  # type: ignore[assignment, method-assign]
+
+    def forward(self, *args: Any) -> dict[str, Tensor]:
+        """Predict."""
+        return self.predict(args if len(args) > 1 else args[0])
+
+
+def _tensors_of(prediction: Prediction) -> dict[str, Tensor]:
+    if isinstance(prediction, ClassificationPrediction):
+        names = ("probs", "total", "aleatoric", "epistemic")
+    elif isinstance(prediction, RegressionPrediction):
+        names = ("mean", "variance", "aleatoric", "epistemic")
+    else:
+        raise ValueError(f"There is no program for a {type(prediction).__name__}, only for classes and regression.")
+    return {name: getattr(prediction, name).clone() for name in names}
+
+
+def _predictor(posterior: Posterior, example: Any, how: str, scale: float) -> tuple[Outputs, Callable[[], bool]]:
+    """Return the function to be traced, and whether it took a backward pass or derivatives when it was last run."""
+    if how == "mean":
+        return lambda inputs: _tensors_of(_mean(posterior, inputs)), lambda: False
+    from bayesify.prediction.one_pass import make_one_pass
+
+    found = make_one_pass(posterior, how, example)
+    if found.looped:
+        other = how if how == "streamlined" else "streamlined"
+        nearest = other if other != how and not make_one_pass(posterior, other, example).looped else "mean"
+        raise ValueError(
+            "A weight is used in a way without a formula, as in an LSTM, so that examples are looped over, which a "
+            f"program cannot do for batches of every size. Export how={nearest!r}, or call predict(how={how!r})."
+        )
+
+    def run(inputs: Any) -> dict[str, Tensor]:
+        return _tensors_of(found.predict(inputs, num_samples=None, seed=0, scale=scale))
+
+    return run, lambda: found.differentiated
+
+
+def _flattened(predict: Outputs, example: Any) -> Outputs:
+    """Write the operations of a backward pass down as those of a forward pass."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from bayesify.prediction.linearised.convolutions import POOLING
+
+    trace = make_fx(predict, POOLING, tracing_mode="symbolic", _allow_non_fake_inputs=True)
+    made: Outputs = trace(example)
+    return made
+
+
+def _mean(posterior: Posterior, inputs: Any) -> Prediction:
+    stream = posterior.likelihood.stream()
+    with posterior.mean():
+        stream.add(posterior.read(call(posterior.network, inputs))[None])
+    return stream.result()
+
+
+def _several(example: Any) -> Any:
+    """Return a batch of a few examples."""
+    if not batch_rows(example):
+        raise ValueError("The example holds no rows: give a batch as predict takes it.")
+    sizes: set[int] = set()
+    map_tensors(lambda tensor: sizes.update(tensor.shape[1:]), example)
+    rows = next(size for size in _SIZES if size not in sizes)
+    few = slice_rows(example, 0, rows)
+    return slice_rows(repeat_rows(few, rows), 0, rows)
+
+
+def _traced(network: nn.Module, example: Any) -> ExportedProgram:
+    rows = batch_rows(example)
+
+    def dynamic(tensor: Tensor) -> Any:
+        return {0: torch.export.Dim.DYNAMIC} if tensor.ndim and tensor.shape[0] == rows else None
+
+    args, kwargs = call(lambda *args, **kwargs: (args, kwargs), example)
+    shapes: Any = map_tensors(dynamic, kwargs) if kwargs else {"args": map_tensors(dynamic, args)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter, about itself
+        return torch.export.export(network, args, kwargs, dynamic_shapes=shapes, strict=False)
+
+
+def _advice(posterior: Posterior, example: Any) -> str:
+    """Say what makes the number of examples a constant: the network, if it cannot be traced on its own either."""
+    try:
+        _traced(_Predictor(lambda inputs: _tensors_of(_mean(posterior, inputs)), example), example)
+    except torch._dynamo.exc.UserError:
+        return "In the network's forward, write x.shape[0] for len(x) and no number that depends on the batch."
+    return "The network itself can be traced, so it is the prediction: export how='moments' or how='mean'."
+
+
+def _require_onnx() -> None:
+    from importlib.util import find_spec
+
+    missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
+    if missing:
+        raise ImportError(f"An ONNX file needs the module {missing[0]!r}: pip install 'bayesify[export]'")
+
+
+def _save_onnx(program: ExportedProgram, example: Any, outputs: list[str], file: str) -> None:
+    inputs = list(example) if isinstance(example, Mapping) else None
+    if inputs is None:
+        count = len(example) if isinstance(example, list | tuple) else 1
+        inputs = ["input"] if count == 1 else [f"input_{index}" for index in range(count)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            made = torch.onnx.export(
+                program, (), input_names=inputs, output_names=outputs, dynamo=True, verbose=False, optimize=True
+            )
+        except RuntimeError as error:
+            raise ValueError(
+                "ONNX has no operation for a part of this prediction, of its backward pass as a rule. Write a .pt2 "
+                "file, or export how='moments', which has no backward pass; bayesify.check(posterior, loader, "
+                f"how='moments') says whether it can be trusted. torch says: {_plain(error)}"
+            ) from error
+        assert made is not None
+        made.save(file)
+
+
+def _plain(error: Exception) -> str:
+    """Return the first line of a message without the colours of a terminal."""
+    return re.sub(r"\x1b\[\d+m", "", str(error).splitlines()[0])
+
+
+def _write(target: Path, save: Callable[[str], None]) -> None:
+    """Write to a file of another name first."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = os.path.join(folder, f"program{target.suffix}")
+        save(file)
+        write_atomically(target, Path(file).read_bytes())

@@ -1,0 +1,139 @@
+"""What a backward pass adds up: for each example, the variance that the random parts of a network cause."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesify.laws.gaussian.site import Arrangement
+from bayesify.laws.noise import BatchDim
+from bayesify.prediction.rank_one import factors
+
+__all__ = ["Factors", "Ledger", "Part"]
+
+Part = tuple[str, int, torch.Size, tuple[int, ...]]
+Factors = tuple[Tensor, Tensor] | None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Where the batch is in the input of a call.
+
+    Attributes:
+        dim: The dimension and how often it holds the batch; None if that is unknown.
+        expand: Whether the input has one row for all examples, and has to be repeated for each.
+    """
+
+    dim: BatchDim | None
+    expand: bool = False
+
+
+class Ledger:
+    """The account of one pass.
+
+    A random tensor w with variances s^2 adds sum_p s_p^2 (d out_b / d w_p)^2 to example b. The derivative is a sum over
+    all places where w is used. A tensor that is used once is squared at once; the derivatives of one that is used
+    several times are kept until all of them are there.
+
+    Args:
+        rows: The number of examples.
+        batches: Where the batch is in each call, in their order; None while that is being found out.
+        like: A tensor with the device and type of the result.
+        known: Factors of variances, which all passes of a plan share.
+    """
+
+    def __init__(
+        self, rows: int, batches: list[Batch] | None, like: Tensor, known: dict[Part, Factors] | None = None
+    ) -> None:
+        self.known = {} if known is None else known
+        self.rows = rows
+        self.batches = batches
+        self.anchor = like.new_zeros(()).requires_grad_()
+        self.uses: Counter[Part] = Counter()
+        self.parts: dict[str, set[Part]] = {}
+        self.looped: set[str] = set()
+        self.calls: list[tuple[torch.Size, tuple[str, ...]]] = []
+        self.clear(like)
+
+    def clear(self, like: Tensor) -> None:
+        """Begin a new backward pass, whose result has the type of a tensor."""
+        self.total = torch.zeros(self.rows, dtype=like.dtype, device=like.device)
+        self.gradients: dict[Part, tuple[Tensor, Tensor]] = {}
+
+    # -- forward ------------------------------------------------------------------------------------------------
+
+    def visit(self, x: Tensor, names: Iterable[str]) -> Batch:
+        """Note a call, and return where the batch is in its input."""
+        index = len(self.calls)
+        self.calls.append((x.shape, tuple(names)))
+        if self.batches is None or index >= len(self.batches):
+            return Batch(BatchDim(0))
+        return self.batches[index]
+
+    def arrange(self, x: Tensor, batch: Batch) -> Arrangement:
+        """Return how an input is split into examples."""
+        found = Arrangement.find(x, self.rows, batch.dim)
+        if found.dim is None and self.batches is not None:
+            raise ValueError(
+                f"A random layer saw an activation of shape {tuple(x.shape)} in a batch of {self.rows} examples, and "
+                "which of its dimensions is the batch is unknown. Use how='sampling'."
+            )
+        return found
+
+    def use(self, name: str, variance: Tensor) -> Part:
+        """Note that a tensor, or a part of it, is used."""
+        part: Part = (name, int(variance.storage_offset()), variance.shape, variance.stride())
+        known = self.parts.setdefault(name, set())
+        if any(other != part and _overlap(other, part) for other in known):
+            self.looped.add(name)  # the same numbers in two arrangements
+        known.add(part)
+        self.uses[part] += 1
+        return part
+
+    def factors_of(self, part: Part, variance: Tensor) -> Factors:
+        """Return what the variances of a matrix are a product of, looked for once."""
+        if part not in self.known:
+            self.known[part] = factors(variance)
+        return self.known[part]
+
+    # -- backward -----------------------------------------------------------------------------------------------
+
+    def once(self, part: Part) -> bool:
+        """Whether a part is used in one place alone."""
+        return self.uses[part] == 1
+
+    def add(self, squares: Tensor) -> None:
+        """Add what a part causes, (B,)."""
+        self.total += squares
+
+    def add_gradient(self, part: Part, gradient: Tensor, variance: Tensor) -> None:
+        """Add the derivative by a part in one of its places, (B, *part)."""
+        if self.once(part):
+            self.add(gradient.square().flatten(1) @ variance.reshape(-1))
+        elif part in self.gradients:
+            self.gradients[part][0].add_(gradient)
+        else:
+            self.gradients[part] = (gradient.clone(), variance)
+
+    def settle(self) -> Tensor:
+        """Square what was kept, and return the sum."""
+        for gradient, variance in self.gradients.values():
+            self.add(gradient.square_().flatten(1) @ variance.reshape(-1))
+        self.gradients = {}
+        return self.total
+
+
+def _overlap(one: Part, other: Part) -> bool:
+    a, b = _extent(one), _extent(other)
+    return a[0] < b[1] and b[0] < a[1]
+
+
+def _extent(part: Part) -> tuple[int, int]:
+    _, offset, shape, stride = part
+    reach: Any = sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    return offset, offset + reach + 1

@@ -1,0 +1,201 @@
+"""The first-order predictive: exact variances of linear functions of the outputs, one backward pass each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointError
+
+from bayesify._core.trees import batch_rows, call, repeat_rows, slice_rows
+from bayesify.laws import Posterior
+from bayesify.laws.batch_dims import grown
+from bayesify.laws.noise import BatchDim
+from bayesify.laws.patching import patched_forward
+from bayesify.laws.recomputation import gradients_required, refuse
+from bayesify.prediction.components import Component
+from bayesify.prediction.linearised import norm_rules  # noqa: F401  registers its rules
+from bayesify.prediction.linearised.accumulator import Batch, Factors, Ledger, Part
+from bayesify.prediction.linearised.rules import NoiseCall, run
+from bayesify.prediction.linearised.tensor import RandomWeight, RotatedWeight
+
+__all__ = ["LinearisedPass", "Plan", "make_plan"]
+
+NOISE = ""  # stands for a noisy layer, which has no name among the tensors
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What two passes show of how a network uses its random tensors.
+
+    Attributes:
+        batches: Where the batch is in the input of each call, in their order.
+        looped: The tensors that have to be looped over, example by example.
+        positions: Whether a random tensor meets several positions of an example, tokens or pixels.
+        factors: What the variances of matrices are a product of, as passes find it out.
+    """
+
+    batches: list[Batch] = field(default_factory=list)
+    looped: frozenset[str] = frozenset()
+    positions: bool = False
+    factors: dict[Part, Factors] = field(default_factory=dict)
+
+
+def make_plan(posterior: Posterior, law: Component, inputs: Any) -> Plan:
+    """Find out where the batch is in every call, from one example twice and three times."""
+    one = slice_rows(inputs, 0, 1)
+    looped: frozenset[str] = frozenset()
+    while True:
+        ledgers = [Ledger(rows, None, _like(posterior)) for rows in (2, 3)]
+        for ledger in ledgers:
+            with torch.enable_grad(), _random_tensors(posterior, law, ledger, looped):
+                call(posterior.network, repeat_rows(one, ledger.rows))
+        two, three = (ledger.calls for ledger in ledgers)
+        if [names for _, names in two] != [names for _, names in three]:
+            raise ValueError("The network takes another way for two examples than for three. Use how='sampling'.")
+        batches = [_batch(a, b) for (a, _), (b, _) in zip(two, three, strict=True)]
+        lost = {name for batch, (_, names) in zip(batches, two, strict=True) if batch.dim is None for name in names}
+        if NOISE in lost:
+            raise ValueError("A noisy layer acts on something without a batch. Use how='sampling'.")
+        found = lost.union(*(ledger.looped for ledger in ledgers))
+        found.update(*(law.rotations[name].names for name in found if name in law.rotations))
+        if not found:
+            return Plan(batches, looped, any(len(shape) > 2 for shape, _ in two))
+        looped |= found
+
+
+def _batch(two: torch.Size, three: torch.Size) -> Batch:
+    found = grown(two, three)
+    if found is not None and found.dim is None:
+        return Batch(BatchDim(0), expand=True) if two[:1] == (1,) else Batch(None)
+    return Batch(found)
+
+
+class LinearisedPass:
+    """A pass whose outputs' variances are to be had, to first order in what is random.
+
+    Var[c.f(x)] = sum_p s_p^2 (d c.f(x) / d w_p)^2 for each example, by one vector-Jacobian product for all of them:
+    layers add up the weighted squares of their derivatives on the way back. A derivative sums over all positions that
+    share a weight, so that shared weights are treated exactly, and no Jacobian is ever stored.
+
+    Args:
+        posterior: The posterior.
+        law: Which component of it.
+        plan: From `make_plan`.
+        inputs: A batch.
+    """
+
+    def __init__(self, posterior: Posterior, law: Component, plan: Plan, inputs: Any) -> None:
+        self.posterior, self.law, self.plan, self.inputs = posterior, law, plan, inputs
+        self.ledger = Ledger(batch_rows(inputs), plan.batches, _like(posterior), plan.factors)
+        with torch.enable_grad(), _random_tensors(posterior, law, self.ledger, plan.looped):
+            self._outputs = posterior.read(call(posterior.network, inputs))
+        if self._outputs.shape[0] != self.ledger.rows:
+            raise ValueError(
+                f"The network returned {self._outputs.shape[0]} rows for {self.ledger.rows} examples. Its first output "
+                "dimension must be the batch."
+            )
+        self.outputs = self._outputs.detach()
+
+    def variance(self, cotangent: Tensor, *, last: bool = False) -> Tensor:
+        """Return Var[sum_k cotangent_bk out_bk], (B,); `last` frees the pass."""
+        self.ledger.clear(cotangent)
+        if self._outputs.requires_grad:
+            anchor = self.ledger.anchor
+            try:
+                torch.autograd.grad(self._outputs, anchor, cotangent, retain_graph=not last, allow_unused=True)
+            except CheckpointError:
+                refuse("A layer", "where its random weights or noise are no longer in place")
+        total = self.ledger.settle()
+        if self.plan.looped:
+            total = total + self._looped(cotangent)
+        return total
+
+    def _looped(self, cotangent: Tensor) -> Tensor:
+        """Take the derivatives by tensors that are used in a way without a formula, one example after the other."""
+        law, found = self.law, []
+        leaves = {name: law.means[name].clone().requires_grad_() for name in sorted(self.plan.looped)}
+        for row in range(self.ledger.rows):
+            one = slice_rows(self.inputs, row, row + 1)
+            with ExitStack() as stack:
+                stack.enter_context(torch.enable_grad())
+                stack.enter_context(self.posterior.noise.lock)
+                stack.enter_context(_frozen(self.posterior.network))
+                stack.enter_context(law.place(self.posterior.network, {**law.fixed, **law.means, **leaves}))
+                stack.enter_context(self.posterior.noise.mode(silent=True))
+                output = self.posterior.read(call(self.posterior.network, one))[0]
+            gradients = torch.autograd.grad(output, list(leaves.values()), cotangent[row], materialize_grads=True)
+            found.append(_caused(law, dict(zip(leaves, gradients, strict=True))))
+        return torch.stack(found).to(cotangent.dtype)
+
+
+def _caused(law: Component, gradients: dict[str, Tensor]) -> Tensor:
+    """Return sum_p s_p^2 g_p^2, of correlated tensors after their rotation."""
+    parts = []
+    for name, gradient in gradients.items():
+        rotated = law.rotations.get(name)
+        if rotated is None:
+            parts.append((gradient.square() * law.variances[name]).sum())
+        elif name == rotated.weight:
+            bias = None if rotated.bias is None else gradients[rotated.bias][None]
+            parts.append((rotated.turned(gradient[None], bias).square() * rotated.variance).sum())
+    return torch.stack(parts).sum()
+
+
+def _like(posterior: Posterior) -> Tensor:
+    parameters = [p for p in posterior.network.parameters() if p.is_floating_point()]
+    return parameters[0].detach() if parameters else torch.zeros(())
+
+
+@contextmanager
+def _random_tensors(posterior: Posterior, law: Component, ledger: Ledger, looped: Any) -> Iterator[None]:
+    """Let the network meet its random tensors and noisy layers as the ledger needs them."""
+    network = posterior.network
+    tensors: dict[str, Tensor] = {
+        name: mean if name in looped else _random(law, name, ledger) for name, mean in law.means.items()
+    }
+    forwards = {module: _noise_forward(module, ledger) for module in law.noisy}
+    sites = posterior.sites() if law.means or law.noisy else set()
+    posterior.noise.guard.watch((id(posterior), "linearised"), lambda: sites)
+    with (
+        posterior.noise.lock,
+        gradients_required(sites),
+        _frozen(network),
+        posterior.noise.mode(silent=True),
+        patched_forward(forwards),
+        law.place(network, {**law.fixed, **tensors}),
+    ):
+        yield
+
+
+def _random(law: Component, name: str, ledger: Ledger) -> RandomWeight:
+    mean, variance, rotated = law.means[name], law.variances[name], law.rotations.get(name)
+    if rotated is None:
+        return RandomWeight.make(mean, variance, ledger, name)
+    return RotatedWeight.turn(mean, variance, ledger, name, rotated)
+
+
+def _noise_forward(module: nn.Module, ledger: Ledger) -> Callable[..., Tensor]:
+    def forward(x: Tensor, *args: Any) -> Tensor:
+        batch = ledger.visit(x, [NOISE])
+        terms = module.noise_terms(x.detach(), *args)  # type: ignore[operator]
+        return run(NoiseCall(ledger, ledger.arrange(x, batch), terms), x)
+
+    return forward
+
+
+@contextmanager
+def _frozen(network: nn.Module) -> Iterator[None]:
+    """Ask for no gradients of the network's own parameters for a while."""
+    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)

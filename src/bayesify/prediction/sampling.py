@@ -1,0 +1,56 @@
+"""Prediction by averaging draws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+from bayesify._core.trees import batch_rows
+from bayesify.laws import Key, Posterior
+from bayesify.likelihoods import Stream
+from bayesify.prediction.layout import Layout, layout_of
+from bayesify.prediction.prefix import shared_prefix
+
+__all__ = ["add_draws"]
+
+
+def add_draws(posterior: Posterior, inputs: Any, keys: Sequence[Key], stream: Stream) -> None:
+    """Evaluate draws on the same inputs and add their outputs to a stream.
+
+    Draws are folded into the batch while it is small and looped over when it is large; what runs before the first
+    randomness runs once. Memory does not grow with the number of draws.
+    """
+    with posterior.noise.lock:
+        _add(posterior, inputs, keys, stream, layout_of(posterior, inputs, keys))
+
+
+def _add(posterior: Posterior, inputs: Any, keys: Sequence[Key], stream: Stream, layout: Layout) -> None:
+    passes = _passes(layout, batch_rows(inputs), keys)
+    tiled = layout.joins and max(map(len, passes)) > 1
+    done = 0
+    try:
+        with shared_prefix(posterior, layout, 1 if tiled else len(passes)) as one_pass:
+            for some in passes:
+                with one_pass():
+                    outputs = posterior.evaluate(inputs, some, tiled=tiled)
+                stream.add(outputs)
+                done += len(some)
+    except Exception as error:
+        if tiled or max(map(len, passes)) == 1:
+            raise
+        # These inputs may join what the first example did not: an attention mask, say, that it did not need.
+        joined = replace(layout, joins=True, folded_rows=layout.rows)
+        try:
+            _add(posterior, inputs, keys[done:], stream, joined)
+        except Exception:
+            raise error from None  # it is not the arrangement that fails, and others' inputs may well be right
+        layout.joins, layout.folded_rows = True, layout.rows
+
+
+def _passes(layout: Layout, rows: int, keys: Sequence[Key]) -> list[list[Key]]:
+    """Return which draws go through the network together: of one member, and as many as keep a pass in the cache."""
+    together = max(1, layout.folded_rows // rows) if layout.folds else 1
+    members = [list(group) for _, group in groupby(keys, key=lambda key: key.member)]
+    return [group[start : start + together] for group in members for start in range(0, len(group), together)]

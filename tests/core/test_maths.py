@@ -1,0 +1,51 @@
+"""Entropies and the search over one number."""
+
+import math
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+
+from bayesify._core.maths import at_least_float32, entropy, minimise
+
+
+def test_half_precision_is_promoted_and_the_rest_kept():
+    for given_dtype, wanted in [
+        (torch.float16, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.float32),
+        (torch.float64, torch.float64),
+    ]:
+        assert at_least_float32(torch.zeros(1, dtype=given_dtype)).dtype == wanted
+
+
+def test_entropy_against_torch_distributions():
+    logits = torch.randn(50, 7, dtype=torch.float64) * 5
+    expected = torch.distributions.Categorical(logits=logits).entropy()
+    torch.testing.assert_close(entropy(logits.log_softmax(-1)), expected, rtol=1e-12, atol=1e-14)
+
+
+def test_entropy_of_certain_and_uniform_distributions():
+    certain = torch.tensor([0.0, -math.inf, -1e30])
+    assert entropy(certain).item() == 0
+    uniform = torch.full((8,), -math.log(8), dtype=torch.float64)
+    assert entropy(uniform).item() == pytest.approx(math.log(8), abs=1e-15)
+
+
+@given(centre=st.floats(-3.9, 3.9), width=st.floats(0.1, 10))
+def test_minimise_finds_the_minimum_of_a_valley(centre, width):
+    found, value = minimise(lambda x: abs((x - centre) / width) ** 1.5, -4, 4, start=0.0)
+    assert abs(found - centre) < 2e-6
+    assert value == abs((found - centre) / width) ** 1.5
+
+
+def test_minimise_reaches_both_ends():
+    assert minimise(lambda x: x, -4, 4, start=0.0)[0] == -4
+    assert minimise(lambda x: -x, -4, 4, start=0.0)[0] == 4
+
+
+def test_minimise_is_never_worse_than_the_start():
+    # A hole at the start that is too narrow for the grid.
+    found, value = minimise(lambda x: -1.0 if x == 0.123 else x * x, -4, 4, start=0.123)
+    assert (found, value) == (0.123, -1.0)

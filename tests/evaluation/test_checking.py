@@ -1,0 +1,69 @@
+"""check: a fast predictor against Monte Carlo."""
+
+import pytest
+import torch
+from torch import nn
+
+from bayesify import ABNN, Gaussian, check, convert
+from bayesify.evaluation.checking import _advice, _rank_correlation
+from tests.prediction.linearised.networks import NETWORKS, gaussian, randn
+
+X = randn(40, 4)
+
+
+def test_a_linear_network_is_trusted():
+    """The linearised predictive of a linear network is its law: 1000 draws have a variance within 10 % in sum."""
+    torch.manual_seed(0)
+    posterior = gaussian(nn.Linear(4, 3))
+    found = check(posterior, [(X, torch.randint(3, (40,)))], how="linearised", num_samples=1000)
+    assert abs(found.variance_ratio - 1) < 0.1
+    assert found.rank_correlation > 0.95
+    assert "Trust how='linearised'" in found.advice
+    assert found.nll_difference is not None
+    assert abs(found.nll_difference) < 0.05
+    assert (found.examples, found.draws) == (40, 1000)
+    assert found.cost > 0
+    assert found.sampling_cost > found.cost
+    assert "variance ratio" in str(found)
+
+
+def test_inputs_alone_and_regression():
+    posterior = gaussian(NETWORKS["mlp"][0](), std=0.1, likelihood=Gaussian(0.2))
+    found = check(posterior, [X[:20], X[20:]], num_samples=200)
+    assert found.nll_difference is None
+    assert found.examples == 40
+    scored = check(posterior, [(X, randn(40, 3))], num_samples=200, max_batches=1)
+    assert scored.nll_difference is not None
+
+
+def test_a_wrong_scale_is_found():
+    posterior = gaussian(nn.Linear(4, 3))
+    found = check(posterior, [X], num_samples=400, how="moments", variance_scale=0.1)
+    assert 0.08 < found.variance_ratio < 0.12
+    assert "fit_variance_scale" in found.advice
+
+
+def test_members():
+    network = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3)).double()
+    found = check(convert(network, ABNN(members=2, alpha=0.1)), [X], num_samples=40, how="moments")
+    assert 0.5 < found.variance_ratio < 2
+
+
+def test_rank_correlation_and_advice():
+    one = torch.tensor([1.0, 2.0, 2.0, 5.0])
+    assert _rank_correlation(one, one) == 1.0
+    assert _rank_correlation(one, -one) == -1.0
+    assert _rank_correlation(one, torch.ones(4)) == 0.0
+    assert "Do not trust how='moments'" in _advice("moments", 1.0, 0.3, 0.95)
+    assert "how='sampling'" in _advice("linearised", 1.0, 0.3, 0.95)
+    assert "factor of 10" in _advice("moments", 0.1, 0.95, 0.95)
+
+
+def test_refusals():
+    posterior = gaussian(nn.Linear(4, 3))
+    with pytest.raises(ValueError, match="how must be one of"):
+        check(posterior, [X], how="sampling")
+    with pytest.raises(ValueError, match="at least 4"):
+        check(posterior, [X], num_samples=2)
+    with pytest.raises(ValueError, match="gave no batch"):
+        check(posterior, [])

@@ -1,0 +1,90 @@
+"""The covariance of all logits from one backward pass: exact where its assumption holds, and for two classes."""
+
+from importlib import import_module
+
+import pytest
+import torch
+from torch import nn
+
+from bayesify import MAP, predict
+from bayesify.laws import GaussianPosterior
+from tests.prediction.linearised.networks import NETWORKS, UNet, exact_covariance, gaussian, randn
+
+EXACT = {"rtol": 1e-9, "atol": 1e-12}
+
+
+def centred(covariance):
+    classes = covariance.shape[-1]
+    projection = torch.eye(classes, dtype=covariance.dtype) - 1 / classes
+    return (projection @ covariance @ projection).diagonal(dim1=-2, dim2=-1)
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of the reference's vmap
+@pytest.mark.parametrize("name", ["residual", "tokens", "mlp"])
+def test_two_classes_are_exact(name):
+    make, inputs = NETWORKS[name]
+    network = make()
+    *_, (place, head) = [(n, m) for n, m in network.named_modules() if isinstance(m, nn.Linear)]
+    setattr(network, place, nn.Linear(head.in_features, 2))
+    posterior = gaussian(network)
+    _, covariance = exact_covariance(posterior, inputs)
+    prediction = predict(posterior, inputs, how="principal")
+    torch.testing.assert_close(prediction.logits_variance, centred(covariance), **EXACT)
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_features_that_are_as_noisy_as_they_are_large(dead):
+    """Features with variances in proportion to |h|, or, where all are zero, with equal ones."""
+    network = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3)).double()
+    if dead:
+        nn.init.zeros_(network[0].weight)
+        nn.init.zeros_(network[0].bias)
+    x = randn(1, 4)
+    h = network[0](x)[0].detach()
+    log_stds = {
+        "0.bias": (0.3 * h.abs() if not dead else torch.full_like(h, 0.3)).log() / 2,
+        "1.weight": randn(3, 6),
+        "1.bias": randn(3),
+    }
+    posterior = GaussianPosterior(network, MAP(), log_stds=log_stds)
+    _, covariance = exact_covariance(posterior, x)
+    prediction = predict(posterior, x, how="principal")
+    # variances of independent logits cannot be those of every covariance, but their sum is
+    torch.testing.assert_close(prediction.logits_variance.sum(-1), centred(covariance).sum(-1), **EXACT)
+    assert prediction.logits_variance.sum() > 0
+
+
+def test_needs_a_last_layer():
+    images = randn(2, 1, 4, 4)
+    with pytest.raises(ValueError, match=r"last nn\.Linear"):
+        predict(gaussian(UNet()), images, how="principal")
+    scaled = nn.Sequential(nn.Linear(4, 3), nn.Softplus())
+    with pytest.raises(ValueError, match=r"last nn\.Linear"):
+        predict(gaussian(scaled), randn(2, 4), how="principal")
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of the reference's vmap
+@pytest.mark.parametrize("name", ["mlp", "transformer", "wide tokens"])
+def test_variances_that_are_products(name):
+    """One standard deviation for each row times one for each column, which both engines multiply faster."""
+    wide = (lambda: nn.Sequential(nn.Linear(9, 9), nn.Tanh(), nn.Flatten(1), nn.Linear(18, 3)), randn(3, 2, 9))
+    make, inputs = {**NETWORKS, "wide tokens": wide}[name]
+    network = make().double().eval()
+    log_stds = {
+        n: randn(p.shape[0], 1) / 3 + randn(1, p.shape[1]) / 3 - 2 if p.ndim == 2 else randn(*p.shape) / 3 - 2
+        for n, p in network.named_parameters()
+    }
+    posterior = GaussianPosterior(network, MAP(), log_stds=log_stds)
+    _, covariance = exact_covariance(posterior, inputs)
+    found = predict(posterior, inputs, how="linearised").logits_variance
+    torch.testing.assert_close(found.sum(-1), centred(covariance).sum(-1), **EXACT)
+    exact = predict(posterior, inputs, how="moments").logits_variance
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(import_module("bayesify.prediction.streamlined._linear"), "factors", lambda _: None)
+        posterior.noise.predictors.clear()
+        torch.testing.assert_close(predict(posterior, inputs, how="moments").logits_variance, exact, **EXACT)

@@ -1,0 +1,117 @@
+"""Memory does not grow with the number of draws."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bayesify import SWAG, DeepEnsemble, MCDropout, convert, predict
+from bayesify.prediction import layout
+from tests.laws.networks import spread
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes that results of operations held at once, beside a posterior's own tensors."""
+
+    def __init__(self, posterior):
+        super().__init__()
+        self.now = self.most = 0
+        self.known = {tensor.untyped_storage().data_ptr() for tensor in posterior.state_dict().values()}
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, list | tuple) else [result]:
+            if isinstance(tensor, torch.Tensor):
+                self.add(tensor.untyped_storage())
+        return result
+
+    def add(self, storage):
+        pointer, size = storage.data_ptr(), storage.nbytes()
+        if pointer and pointer not in self.known:
+            self.known.add(pointer)
+            self.now += size
+            self.most = max(self.most, self.now)
+            weakref.finalize(storage, self.drop, pointer, size)
+
+    def drop(self, pointer, size):
+        self.known.discard(pointer)
+        self.now -= size
+
+
+class Joins(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.dropout = nn.Linear(16, 16), nn.Linear(16, 3), nn.Dropout(0.5)
+
+    def forward(self, x):
+        h = self.a(x)
+        return self.b(h + self.dropout(h))
+
+
+class ReadsOutside(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 3)
+
+    def forward(self, x):
+        return nn.functional.linear(self.a(x), self.b.weight)
+
+
+def network():
+    return nn.Sequential(nn.Linear(16, 64), nn.ReLU(inplace=True), nn.Dropout(0.5), nn.Linear(64, 3)).eval()
+
+
+POSTERIORS = {
+    "dropout": lambda: convert(network(), MCDropout()),
+    "dropout and joins": lambda: convert(Joins().eval(), MCDropout()),
+    "swag": lambda: spread(convert(network(), SWAG(rank=2))),
+    "swag of the last layer": lambda: spread(convert(network(), SWAG(rank=2), include="3")),
+    "weights read elsewhere": lambda: spread(convert(ReadsOutside().eval(), SWAG(rank=2), include="b")),
+    "members": lambda: convert(network(), DeepEnsemble(members=64)),
+}
+
+
+def live_tensors():
+    gc.collect()
+    return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+
+
+@pytest.mark.parametrize("kind", POSTERIORS)
+@pytest.mark.parametrize("folds", [True, False])
+def test_peak_does_not_grow_with_draws(kind, folds, monkeypatch):
+    # Passes of 64 rows hold 8 draws of 8 examples, or, with room for one row, one draw.
+    monkeypatch.setattr(layout, "CPU_ELEMENTS", 1)
+    monkeypatch.setattr(layout, "LEAST_ROWS", 64 if folds else 1)
+    posterior = POSTERIORS[kind]()
+    x = torch.randn(24, 16)
+    predict(posterior, x, num_samples=8, seed=0, chunk_size=8)
+    before = live_tensors()
+    peaks = {}
+    for samples in (8, 64):
+        with Peak(posterior) as peak:
+            predict(posterior, x, num_samples=samples, seed=0, chunk_size=8)
+        peaks[samples] = peak.most
+    assert live_tensors() == before  # nothing stays
+    assert peaks[64] <= 1.05 * peaks[8]
+
+
+def test_the_measure_sees_kept_samples():
+    posterior = POSTERIORS["dropout"]()
+    x = torch.randn(64, 16)
+    peaks = []
+    for samples in (8, 256):
+        with Peak(posterior) as peak:
+            predict(posterior, x, num_samples=samples, seed=0, chunk_size=64, keep_samples=True)
+        peaks.append(peak.most)
+    assert peaks[1] > peaks[0] + 248 * 64 * 3 * 4
+
+
+def test_a_first_draw_does_not_shrink_the_passes():
+    """The passes that find the batch have three rows; counted as two they would cut every later pass by a third."""
+    network = torch.nn.Sequential(torch.nn.Linear(4, 1024), torch.nn.Dropout(0.5), torch.nn.Linear(1024, 3))
+    posterior = convert(network, MCDropout())
+    predict(posterior, torch.randn(2, 4), num_samples=2, seed=0)
+    assert posterior.noise.layout.rows == 2**20 // 1024
