@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import bayesify
 from bayesify.laws.gaussian import functions
-from bayesify.laws.gaussian.operations import Convolution
+from bayesify.layers import Convolution
 from benchmarks.peers import gaussian_networks, peer_prediction, peer_step
 from benchmarks.timing import plain_step, seconds
 from experiments.networks import CifarResNet, pretrained

@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+import bayesify
 from bayesify import MAP, SWAG, DeepEnsemble, MCDropout, convert
 from bayesify.laws import Key
+from bayesify.layers import DropoutLayer
 from tests.laws.networks import METHODS, configurations, spread
 
 
@@ -34,7 +36,7 @@ def test_types_are_exact():
     with pytest.raises(ValueError, match=r"found nothing to convert") as error:
         convert(nn.Sequential(nn.Linear(2, 2), MyDropout(0.5)), MCDropout())
     assert "1 (MyDropout)" in str(error.value)
-    assert "MyDropout is not registered; add it with MCDropout.register_type" in str(error.value)
+    assert "MyDropout is not registered; add it with bayesify.register_type" in str(error.value)
 
     class MyLinear(nn.Linear):
         pass
@@ -45,15 +47,13 @@ def test_types_are_exact():
 
 
 def test_a_registered_type_is_converted():
-    MCDropout.register_type(MyDropout, channel_dim=1)
-    try:
-        posterior = convert(nn.Sequential(MyDropout(0.5)), MCDropout())
-        out = posterior(torch.ones(2, 64, 3))
-        assert torch.equal(out, out[..., :1].expand_as(out))
-    finally:
-        from bayesify.methods.mc_dropout import _DROPOUTS
+    class Mine(nn.Dropout):
+        pass
 
-        del _DROPOUTS[MyDropout]
+    bayesify.register_type(Mine, DropoutLayer(channel_dim=1))
+    posterior = convert(nn.Sequential(Mine(0.5)), MCDropout())
+    out = posterior(torch.ones(2, 64, 3))
+    assert torch.equal(out, out[..., :1].expand_as(out))
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from bayesify import methods
-from bayesify.conversion import convert
+from bayesify import layers, methods
+from bayesify.conversion import convert, ensemble
 from bayesify.evaluation import measures as measure
 from bayesify.evaluation.checking import Check, check
 from bayesify.evaluation.diagnosis import Diagnosis, diagnose
 from bayesify.evaluation.evaluation import Evaluation, evaluate
 from bayesify.fitting import History, NonFiniteError, fit
-from bayesify.laws import Posterior
+from bayesify.laws import Component, Posterior
+from bayesify.layers import register_type
 from bayesify.likelihoods import Bernoulli, Categorical, Custom, Gaussian, Likelihood
 from bayesify.likelihoods.prediction import (
     ClassificationPrediction,
@@ -33,13 +34,12 @@ from bayesify.methods import (
     MCDropout,
     Method,
     UncertaintyRegulariser,
-    ensemble,
     join_banks,
     register,
     sample_bank,
 )
 from bayesify.methods.distillation import distill
-from bayesify.prediction import predict
+from bayesify.prediction import Linearised, Mean, Sampling, Streamlined, capabilities, gaussian_components, predict
 from bayesify.prediction.calibration import calibrate
 from bayesify.prediction.exporting import export
 from bayesify.storage import load, save
@@ -47,7 +47,7 @@ from bayesify.storage import load, save
 if TYPE_CHECKING:
     from bayesify import data, decide
     from bayesify.evaluation import components, report
-    from bayesify.prediction import Component, Moments, fit_variance_scale, gaussian_components, moment_rule
+    from bayesify.prediction import Moments, fit_variance_scale, moment_rule
     from bayesify.prediction.sensitivity import input_sensitivity
 
 __all__ = [
@@ -72,15 +72,20 @@ __all__ = [
     "History",
     "Laplace",
     "Likelihood",
+    "Linearised",
     "MCDropout",
+    "Mean",
     "Method",
     "Moments",
     "NonFiniteError",
     "Posterior",
     "Prediction",
     "RegressionPrediction",
+    "Sampling",
+    "Streamlined",
     "UncertaintyRegulariser",
     "calibrate",
+    "capabilities",
     "check",
     "components",
     "convert",
@@ -96,12 +101,14 @@ __all__ = [
     "gaussian_components",
     "input_sensitivity",
     "join_banks",
+    "layers",
     "load",
     "measure",
     "methods",
     "moment_rule",
     "predict",
     "register",
+    "register_type",
     "report",
     "sample_bank",
     "save",
@@ -118,6 +125,6 @@ def __getattr__(name: str) -> Any:
         return import_module(f"bayesify.evaluation.{name}")
     if name == "input_sensitivity":
         return import_module("bayesify.prediction.sensitivity").input_sensitivity
-    if name in ("Component", "Moments", "fit_variance_scale", "gaussian_components", "moment_rule"):
+    if name in ("Moments", "fit_variance_scale", "moment_rule"):
         return getattr(import_module("bayesify.prediction"), name)
     raise AttributeError(f"module 'bayesify' has no attribute {name!r}")

@@ -6,16 +6,16 @@ import re
 
 import pytest
 import torch
+from bayesify.prediction.names import ONE_PASS, PREDICTORS
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
-from bayesify import ABNN, APD, IBNN, MAP, SGLD, SWAG, BayesAdapter, DeepEnsemble, Laplace, MCDropout
+from bayesify import ABNN, APD, IBNN, MAP, SGLD, SWAG, BayesAdapter, DeepEnsemble, Laplace, MCDropout, Streamlined
 from bayesify.cli import main
 from bayesify.laws import MembersPosterior
 from bayesify.methods import Mixture
-from bayesify.prediction.names import ONE_PASS, PREDICTORS
 
 CLASSES = 3
 
@@ -126,9 +126,9 @@ def made(name, network):
         bayesify.fit(posterior, loader, progress=False, accuracy_tolerance=1.0)
     elif name == "mixture":
         with torch.no_grad():
-            posterior.means += 0.02 * torch.randn_like(posterior.means)
-            posterior.stds.fill_(0.02)
-            posterior.shares.copy_(torch.tensor([0.25, 0.75]))
+            posterior.law.means += 0.02 * torch.randn_like(posterior.law.means)
+            posterior.law.stds.fill_(0.02)
+            posterior.law.shares.copy_(torch.tensor([0.25, 0.75]))
         posterior.outdate_statistics()
         posterior.refresh_statistics(loader)
     elif name == "members of posteriors":
@@ -209,18 +209,18 @@ def test_little_noise_has_the_variance_of_draws(name, network):
         assert 1 / bound < ratio < bound, (how, ratio)
 
 
-@pytest.mark.parametrize("how", ["streamlined", "linearised", "moments", "margin", "principal", "covariance"])
+@pytest.mark.parametrize("how", ["streamlined", "linearised", Streamlined(engine="moments"), Streamlined(engine="margin"), Streamlined(engine="principal"), Streamlined(covariance="full")])
 def test_a_random_last_layer_has_its_closed_form_by_every_name(how):
     """It was refused, with a sentence that its weights are no Gaussians."""
     posterior, x = made("laplace", "cnn"), inputs_of("cnn")
-    closed = bayesify.predict(posterior, x, how="closed-form")
+    closed = bayesify.predict(posterior, x, how="streamlined")
     found = bayesify.predict(posterior, x, how=how)
     for field, tensor in closed._fields():
         assert torch.equal(getattr(found, field), tensor), field
     assert "closed form" in found.predictor
     doubled = bayesify.predict(posterior, x, how=how, variance_scale=2.0)
     torch.testing.assert_close(doubled.logits_variance, 2 * closed.logits_variance)
-    by_layer = bayesify.predict(posterior, x, how=how, variance_scale={posterior.layer: 2.0})
+    by_layer = bayesify.predict(posterior, x, how=how, variance_scale={posterior.law.layer: 2.0})
     assert torch.equal(by_layer.logits_variance, doubled.logits_variance)
     with pytest.raises(ValueError, match="There is no layer 'first'"):
         bayesify.predict(posterior, x, how=how, variance_scale={"first": 2.0})
@@ -233,7 +233,7 @@ def test_a_random_last_layer_is_checked_and_scaled():
     assert 0.8 < found.epistemic_ratio < 1.25
     loader = [(x, torch.arange(6) % CLASSES)]
     assert 0.99e-4 < bayesify.fit_variance_scale(posterior, loader) < 1.01e4
-    assert list(bayesify.fit_variance_scale(posterior, loader, per_layer=True)) == [posterior.layer]
+    assert list(bayesify.fit_variance_scale(posterior, loader, per_layer=True)) == [posterior.law.layer]
 
 
 @pytest.mark.parametrize("how", ["streamlined", "closed-form"])
@@ -285,12 +285,12 @@ def test_weights_that_are_looped_over_are_not_exported_but_predicted():
 
 def test_a_mixture_of_gaussians_has_its_weights():
     posterior, x = copy.deepcopy(made("mixture", "mlp")), inputs_of("mlp")
-    posterior.stds.zero_()
+    posterior.law.stds.zero_()
     whole = bayesify.predict(posterior, x, how="linearised")
     alone = []
     for share in (0, 1):
         one = copy.deepcopy(posterior)
-        one.shares.copy_(torch.eye(2)[share])
+        one.law.shares.copy_(torch.eye(2)[share])
         alone.append(bayesify.predict(one, x, how="linearised").probs)
     torch.testing.assert_close(whole.probs, 0.25 * alone[0] + 0.75 * alone[1])
 

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 import bayesify
 from bayesify import Laplace
-from bayesify.curvature import _layers
+from bayesify.layers import _gradients
 from tests.conformance.cases import EXAMPLES
 from tests.curvature.naive import diagonal_ggn, output_hessians
 
@@ -112,7 +112,7 @@ def fitted(network, x, y, **settings):
 @pytest.mark.parametrize("chunk", [1, 2**22])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_ggn_of_any_network(name, chunk, monkeypatch):
-    monkeypatch.setattr(_layers, "CHUNK", chunk)
+    monkeypatch.setattr(_gradients, "CHUNK", chunk)
     make, inputs = NETWORKS[name]
     torch.manual_seed(4)
     network = make().double().eval()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from bayesify import ABNN, Gaussian, check, convert
+from bayesify import ABNN, Gaussian, Streamlined, check, convert
 from bayesify.evaluation.checking import _advice, _rank_correlation
 from tests.prediction.linearised.networks import NETWORKS, gaussian, randn
 
@@ -38,14 +38,14 @@ def test_inputs_alone_and_regression():
 
 def test_a_wrong_scale_is_found():
     posterior = gaussian(nn.Linear(4, 3))
-    found = check(posterior, [X], num_samples=400, how="moments", variance_scale=0.1)
+    found = check(posterior, [X], num_samples=400, how=Streamlined(engine="moments"), variance_scale=0.1)
     assert 0.08 < found.variance_ratio < 0.12
     assert "fit_variance_scale" in found.advice
 
 
 def test_members():
     network = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3)).double()
-    found = check(convert(network, ABNN(members=2, alpha=0.1)), [X], num_samples=40, how="moments")
+    found = check(convert(network, ABNN(members=2, alpha=0.1)), [X], num_samples=40, how=Streamlined(engine="moments"))
     assert 0.5 < found.variance_ratio < 2
 
 

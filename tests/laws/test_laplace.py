@@ -59,7 +59,7 @@ def test_linear_regression_is_exact(outputs):
     new = _double(7, 3)
     features = torch.cat([new, torch.ones(7, 1)], 1)
     expected = torch.einsum("bi,ij,bj->b", features, covariance, features)
-    prediction = bayesify.predict(posterior, new, how="closed-form")
+    prediction = bayesify.predict(posterior, new, how="streamlined")
     shape = (7,) if outputs == 1 else (7, outputs)
     assert_close(prediction.mean, network(new).detach().reshape(shape), **EXACT)
     assert_close(prediction.epistemic, expected[:, None].expand(7, outputs).reshape(shape), **EXACT)
@@ -145,7 +145,7 @@ def test_logits_in_closed_form():
     variance = centred.diagonal(dim1=1, dim2=2)
     assert_close(posterior.output_variance(features[:, :5], centred=True), variance, **EXACT)
     inputs = _double(6, 3)
-    prediction = bayesify.predict(posterior, inputs, how="closed-form")
+    prediction = bayesify.predict(posterior, inputs, how="streamlined")
     output, phi = posterior.features(inputs)
     spread = posterior.output_variance(phi[:, 0], centred=True)
     whole = Categorical().from_gaussian(output.detach(), covariance=posterior.output_covariance(phi[:, 0]))
@@ -157,7 +157,7 @@ def test_logits_in_closed_form():
 def test_draws_of_logits_and_draws_of_weights_are_one_law():
     posterior, _, _ = classifier()
     x = _double(6, 3)
-    of_logits = bayesify.predict(posterior, x, how="closed-form", num_samples=DRAWS, seed=3)
+    of_logits = bayesify.predict(posterior, x, how="streamlined", num_samples=DRAWS, seed=3)
     of_weights = bayesify.predict(posterior, x, how="sampling", num_samples=DRAWS, seed=4)
     # Probabilities differ between draws by less than one half: five standard errors of a difference of means.
     assert_close(of_logits.probs, of_weights.probs, rtol=0, atol=5 * 0.5 * (2 / DRAWS) ** 0.5)
@@ -178,9 +178,9 @@ def test_a_closed_form_does_not_depend_on_the_chunk_size(num_samples):
 def test_a_closed_form_follows_the_prior():
     posterior, _, _ = classifier()
     x = _double(5, 3)
-    before = bayesify.predict(posterior, x, how="closed-form").logits_variance
+    before = bayesify.predict(posterior, x, how="streamlined").logits_variance
     posterior.set_prior_precision(100.0)
-    after = bayesify.predict(posterior, x, how="closed-form").logits_variance
+    after = bayesify.predict(posterior, x, how="streamlined").logits_variance
     assert bool((after < before / 2).all())
     _, phi = posterior.features(x)
     centring = eye(4) - 0.25
@@ -197,8 +197,8 @@ def test_logistic_regression():
     covariance = torch.linalg.inv((phi * (p * (1 - p))[:, None]).T @ phi + 2 * eye(3))
     assert_close(posterior.covariance(), covariance, **EXACT)
     variance = torch.einsum("bi,ij,bj->b", phi, covariance, phi)
-    closed = bayesify.predict(posterior, x, how="closed-form")
-    draws = bayesify.predict(posterior, x, how="closed-form", num_samples=DRAWS, seed=0)
+    closed = bayesify.predict(posterior, x, how="streamlined")
+    draws = bayesify.predict(posterior, x, how="streamlined", num_samples=DRAWS, seed=0)
     nodes, weights = (torch.from_numpy(a) for a in np.polynomial.hermite_e.hermegauss(80))
     logits = network(x).detach() + variance.sqrt()[:, None] * nodes
     average = (logits.sigmoid() * weights).sum(-1) / weights.sum()
@@ -217,11 +217,11 @@ def test_tokens_have_a_closed_form_each():
     counted = y.flatten() != -100
     bayesify.fit(rows, [(x.flatten(0, 1)[counted], y.flatten()[counted])], num_data=29, progress=False)
     assert_close(posterior.covariance(), rows.covariance(), **EXACT)
-    whole = bayesify.predict(posterior, x, how="closed-form")
-    flat = bayesify.predict(rows, x.flatten(0, 1), how="closed-form")
+    whole = bayesify.predict(posterior, x, how="streamlined")
+    flat = bayesify.predict(rows, x.flatten(0, 1), how="streamlined")
     assert_close(whole.probs.flatten(0, 1), flat.probs, **EXACT)
     drawn = [
-        bayesify.predict(p, i, how="closed-form", num_samples=3, seed=1)
+        bayesify.predict(p, i, how="streamlined", num_samples=3, seed=1)
         for p, i in ((posterior, x), (rows, x.flatten(0, 1)))
     ]
     assert_close(drawn[0].probs.flatten(0, 1), drawn[1].probs, **EXACT)

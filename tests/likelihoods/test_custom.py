@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -113,3 +114,58 @@ def test_an_unfinished_likelihood_is_refused():
 
     with pytest.raises(TypeError, match="abstract"):
         Half()
+
+
+# -- scores -----------------------------------------------------------------------------------------------------
+
+
+def test_the_density_of_draws_is_the_average_of_theirs():
+    outputs, target = torch.randn(6, 4, 1, dtype=F64), torch.randn(4, dtype=F64)
+    densities = torch.distributions.Normal(outputs[..., 0], 0.5).log_prob(target).exp()
+    found = Gaussian(0.5).mixture_log_prob(outputs, target)
+    torch.testing.assert_close(found, densities.mean(0).log(), rtol=1e-12, atol=0)
+    assert torch.equal(Gaussian(0.5).mixture_log_prob(list(outputs), target), found)
+
+
+def test_sums_leave_out_what_does_not_count():
+    likelihood = Categorical(ignore_index=255)
+    target = torch.tensor([[0, 255], [2, 1]], dtype=torch.uint8)
+    assert likelihood.marked(target).tolist() == [[0, -100], [2, 1]]
+    assert Categorical().marked(torch.tensor([156], dtype=torch.uint8)).tolist() == [156]  # -100 in bytes
+    output = torch.randn(2, 2, 3, dtype=F64)
+    nll, count = likelihood.total_nll(likelihood.log_prob(output, target), target)
+    assert count.item() == 3
+    torch.testing.assert_close(nll / count, likelihood.nll(output, target), rtol=1e-12, atol=0)
+    prediction = likelihood.from_samples(output[None])
+    again, _ = likelihood.total_nll(prediction.log_prob(likelihood.marked(target)), target)
+    torch.testing.assert_close(again, nll, rtol=1e-12, atol=0)
+    nll, count = Gaussian(1.0).total_nll(torch.tensor([-1.0, -2.0]), torch.zeros(2))
+    assert (nll.item(), count.item()) == (3.0, 2.0)
+
+
+def test_gaussian_outputs_of_a_custom_likelihood_have_its_own_density():
+    def poisson(output, target):
+        return (target * output - output.exp() - torch.lgamma(target + 1))[:, 0]
+
+    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+    mean, variance = torch.tensor([[0.0], [1.0]], dtype=F64), torch.tensor([[0.09], [0.25]], dtype=F64)
+    target = torch.tensor([[1.0], [4.0]], dtype=F64)
+    outputs = mean + variance.sqrt() * torch.from_numpy(nodes)
+    densities = torch.distributions.Poisson(outputs.exp()).log_prob(target).exp()
+    density = densities @ torch.from_numpy(weights / weights.sum())
+    found = Custom(poisson).gaussian_log_prob(target, mean, variance)
+    spread = ((densities**2) @ torch.from_numpy(weights / weights.sum()) - density**2).sqrt()
+    assert bool(((found.exp() - density).abs() < 3 * spread / 128**0.5).all())  # of 128 draws
+    covariance = Custom(poisson).gaussian_log_prob(target, mean, covariance=variance[..., None])
+    torch.testing.assert_close(covariance, found, rtol=1e-9, atol=0)
+    normal = Gaussian(0.5).gaussian_log_prob(target, mean, variance)
+    expected = torch.distributions.Normal(mean[:, 0], (variance[:, 0] + 0.25).sqrt()).log_prob(target[:, 0])
+    torch.testing.assert_close(normal, expected, rtol=1e-12, atol=0)
+
+
+def test_a_predictive_of_ones_own_sees_draws_of_gaussian_outputs():
+    mine = Custom(laplace, predictive=lambda outputs: Categorical().from_samples(outputs))
+    found = mine.from_gaussian(torch.zeros(1, 3, dtype=F64), torch.ones(1, 3, dtype=F64))
+    exact = Categorical().from_gaussian(torch.zeros(1, 3, dtype=F64), torch.ones(1, 3, dtype=F64))
+    torch.testing.assert_close(found.probs, exact.probs, rtol=0, atol=0.05)
+    assert found.epistemic.item() == pytest.approx(exact.epistemic.item(), abs=0.05)

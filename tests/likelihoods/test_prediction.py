@@ -8,7 +8,16 @@ import pytest
 import torch
 from scipy import stats
 
-from bayesify import Categorical, ClassificationPrediction, Gaussian, Prediction, RegressionPrediction
+from bayesify import (
+    Bernoulli,
+    Categorical,
+    ClassificationPrediction,
+    FeaturePrediction,
+    Gaussian,
+    Prediction,
+    RegressionPrediction,
+    measure,
+)
 
 F64 = torch.float64
 
@@ -147,3 +156,103 @@ def test_a_level_is_a_probability(level):
 def test_a_regression_without_samples():
     one = torch.ones(2)
     assert len(RegressionPrediction(one, one, one)) == 2
+
+
+# -- against targets --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("extra", [(), (4,)])
+def test_the_log_probability_of_labels(extra):
+    prediction = classified(extra=extra)
+    labels = torch.randint(3, (5, *extra))
+    expected = torch.distributions.Categorical(prediction.probs).log_prob(labels)
+    torch.testing.assert_close(prediction.log_prob(labels), expected, rtol=1e-12, atol=0)
+    assert torch.equal(prediction.log_prob(labels[..., None].to(torch.uint8)), prediction.log_prob(labels))
+    assert torch.equal(prediction.correct(labels), prediction.probs.argmax(-1) == labels)
+    assert -prediction.log_prob(labels).mean().item() == pytest.approx(measure.nll(prediction.probs, labels), rel=1e-12)
+
+
+def test_positions_that_do_not_count():
+    prediction = classified(extra=(2,))
+    labels = prediction.label.clone()
+    labels[1, 0] = labels[4] = -100
+    counted = prediction.counted(labels)
+    assert torch.equal(counted, labels != -100)
+    assert torch.equal(prediction.log_prob(labels) == 0, ~counted)
+    assert torch.equal(prediction.correct(labels), counted)
+
+
+def test_soft_labels_are_expectations():
+    prediction = classified()
+    shares = torch.rand(5, 3, dtype=F64).softmax(-1)
+    expected = (shares * prediction.log_probs).sum(-1)
+    torch.testing.assert_close(prediction.log_prob(shares), expected, rtol=1e-12, atol=0)
+    assert torch.equal(prediction.correct(shares), prediction.label == shares.argmax(-1))
+    assert prediction.counted(shares).all()
+    sure = Categorical().from_samples(torch.tensor([[[1e5, 0.0, 0.0]]]))
+    assert sure.log_prob(torch.tensor([[1.0, 0.0, 0.0]])).item() == 0  # 0 ln 0 = 0
+
+
+@pytest.mark.parametrize("shape", [(5,), (5, 1), (5, 2)])
+def test_soft_answers_of_yes_or_no(shape):
+    prediction = Bernoulli().from_samples(torch.randn(4, *shape, dtype=F64))
+    target = torch.rand(shape, dtype=F64)
+    p = prediction.probs[..., 1].reshape(shape)
+    expected = (target * p.log() + (1 - target) * (1 - p).log()).reshape(prediction.total.shape)
+    torch.testing.assert_close(prediction.log_prob(target), expected, rtol=1e-12, atol=0)
+    right = ((p > 0.5) == (target > 0.5)).reshape(prediction.total.shape)
+    assert torch.equal(prediction.correct(target), right)
+    hard = target > 0.5
+    assert torch.equal(prediction.log_prob(hard), prediction.log_prob(hard.double()))
+
+
+def test_the_log_density_of_numbers():
+    prediction = regressed()
+    target = torch.randn(5, dtype=F64)
+    expected = stats.norm(prediction.mean.numpy(), prediction.std.numpy()).logpdf(target.numpy())
+    np.testing.assert_allclose(prediction.log_prob(target), expected, rtol=1e-12)
+    assert torch.equal(prediction.log_prob(target[:, None]), prediction.log_prob(target))
+    assert prediction.correct(target) is None
+    assert prediction.counted(target).all()
+    measured = measure.gaussian_nll(prediction.mean, prediction.variance, target)
+    assert -prediction.log_prob(target).mean().item() == pytest.approx(measured, rel=1e-12)
+    narrow = RegressionPrediction(*(torch.full((1,), value) for value in (1e3, 1e-6, 0.0)))
+    assert narrow.log_prob(torch.tensor([1e3])).item() == pytest.approx(stats.norm(0, 1e-3).logpdf(0), rel=1e-6)
+
+
+def test_targets_that_do_not_fit():
+    with pytest.raises(ValueError, match=r"shape \(4,\) do not fit predictions of 3 classes of shape \(5,\)"):
+        classified().log_prob(torch.zeros(4).long())
+    with pytest.raises(ValueError, match=r"float32 of shape \(5,\) do not fit .* a share of every class"):
+        classified().log_prob(torch.zeros(5))
+    with pytest.raises(ValueError, match=r"shape \(5, 5\) do not fit predictions of shape \(5,\)"):
+        regressed().log_prob(torch.zeros(5, 5))
+    with pytest.raises(ValueError, match="no likelihood of a FeaturePrediction"):
+        FeaturePrediction(torch.zeros(2, 3), torch.ones(2, 3)).log_prob(torch.zeros(2))
+
+
+def test_a_mixture_is_that_of_all_draws():
+    draws = torch.randn(12, 5, 3, dtype=F64)
+    categorical = Categorical()
+    parts = [categorical.from_samples(draws[:3]), categorical.from_samples(draws[3:])]
+    found, expected = Prediction.mixture(parts, [0.25, 0.75]), categorical.from_samples(draws)
+    for name in ("log_probs", "aleatoric", "epistemic", "model_variance", "logits_mean", "logits_variance"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-10, atol=1e-12, msg=name)
+    parts = [Gaussian(0.5).from_samples(part) for part in (draws[:3, :, 0], draws[3:, :, 0])]
+    found, expected = Prediction.mixture(parts, [0.25, 0.75]), Gaussian(0.5).from_samples(draws[:, :, 0])
+    for name in ("mean", "aleatoric", "epistemic"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-10, atol=1e-12, msg=name)
+    assert Prediction.mixture(parts[:1], [1.0]) is parts[0]
+    with pytest.raises(TypeError, match=r"no mixture of .'RegressionPrediction', 'ClassificationPrediction'"):
+        Prediction.mixture([parts[0], classified()], [0.5, 0.5])
+
+
+def test_divergences_are_those_of_torch():
+    one, two = classified(), classified()
+    expected = torch.distributions.kl_divergence(*(torch.distributions.Categorical(p.probs) for p in (one, two)))
+    torch.testing.assert_close(one.divergence(two), expected, rtol=1e-10, atol=1e-14)
+    one, two = regressed(), regressed()
+    expected = torch.distributions.kl_divergence(*(torch.distributions.Normal(p.mean, p.std) for p in (one, two)))
+    torch.testing.assert_close(one.divergence(two), expected, rtol=1e-10, atol=1e-14)
+    with pytest.raises(ValueError, match="no divergence of a FeaturePrediction"):
+        FeaturePrediction(torch.zeros(2, 3), torch.ones(2, 3)).divergence(one)

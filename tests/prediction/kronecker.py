@@ -15,20 +15,20 @@ def kronecker(network, likelihood="classification", seed=2, **selection):
     method = Laplace(structure="kronecker", prior_precision=3.0)
     posterior = convert(network.double().eval(), method, likelihood=likelihood, **selection)
     with torch.no_grad():
-        for tree in (posterior.left, posterior.right):
+        for tree in (posterior.law.left, posterior.law.right):
             for tensor in tree.as_dict().values():
                 tensor.copy_(torch.linalg.qr(torch.randn(tensor.shape, dtype=tensor.dtype, generator=generator))[0])
-        for tree in (posterior.left_values, posterior.right_values, posterior.curvature):
+        for tree in (posterior.law.left_values, posterior.law.right_values, posterior.law.curvature):
             for tensor in tree.as_dict().values():
                 tensor.copy_(4 * torch.rand(tensor.shape, dtype=tensor.dtype, generator=generator))
-    posterior.complete.fill_(True)
+    posterior.law.complete.fill_(True)
     return posterior
 
 
 def dense(posterior, weight):
     """Return (B (x) A + delta I)^-1 of a layer for each group, over (W, b) row by row."""
     found = []
-    parts = (posterior.left, posterior.right, posterior.left_values, posterior.right_values)
+    parts = (posterior.law.left, posterior.law.right, posterior.law.left_values, posterior.law.right_values)
     for left, right, beta, alpha in zip(*(part.as_dict()[weight] for part in parts), strict=True):
         product = torch.kron(left @ beta.diag() @ left.T, right @ alpha.diag() @ right.T)
         found.append(torch.linalg.inv(product + 3.0 * torch.eye(len(product), dtype=product.dtype)))
@@ -37,7 +37,7 @@ def dense(posterior, weight):
 
 def exact_covariance(posterior, inputs):
     """Return outputs (B, K) and their covariance J S J', (B, K, K), with the whole Jacobian."""
-    weights = {name: p.detach() for name, p in posterior.network.named_parameters() if name in posterior.names}
+    weights = {name: p.detach() for name, p in posterior.network.named_parameters() if name in posterior.law.names}
 
     def run(weights):
         output = call(lambda *a, **k: functional_call(posterior.network, weights, a, k), inputs)
@@ -47,12 +47,12 @@ def exact_covariance(posterior, inputs):
     with torch.no_grad():
         outputs = run(weights)
     total = 0
-    for name, block in posterior.blocks.items():
+    for name, block in posterior.law.blocks.items():
         shape = (*outputs.shape, block.groups, block.rows, -1)
         columns = [jacobian[part].reshape(shape) for part in (name, block.bias) if part is not None]
         j = torch.cat(columns, -1).flatten(3)
         total = total + torch.einsum("bigp,gpq,bjgq->bij", j, dense(posterior, name), j)
-    for name, curvature in posterior.curvature.as_dict().items():
+    for name, curvature in posterior.law.curvature.as_dict().items():
         j = jacobian[name].reshape(*outputs.shape, -1)
         total = total + torch.einsum("bip,p,bjp->bij", j, 1 / (curvature.flatten() + 3.0), j)
     return outputs, total

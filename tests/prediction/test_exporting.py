@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from bayesify import IBNN, SWAG, BayesAdapter, Gaussian, MCDropout, convert, export, predict
+from bayesify import IBNN, SWAG, BayesAdapter, Gaussian, MCDropout, Streamlined, convert, export, predict
 from bayesify.laws import InputMixturePosterior
-from bayesify.laws.gaussian.operations import Convolution
-from bayesify.prediction.linearised import convolutions, rules
+from bayesify.layers import Convolution, _gradients
 from tests.prediction.linearised.networks import gaussian, randn
 from tests.prediction.linearised.networks import transformer as small_transformer
 from tests.test_architectures import timm
@@ -26,7 +25,7 @@ def mlp():
 def adapted(network, likelihood="classification"):
     posterior = convert(network, BayesAdapter(), likelihood=likelihood)
     with torch.no_grad():
-        for _, log_std in posterior.log_std.named_parameters():
+        for _, log_std in posterior.law.log_std.named_parameters():
             log_std.fill_(-2.0)
     return posterior
 
@@ -49,7 +48,7 @@ def test_the_program_gives_what_predict_gives(make, rows, tmp_path):
     program = torch.export.load(tmp_path / "new" / "it.pt2")
     x = torch.randn(rows, 4)
     found = program.module()(x)
-    expected = predict(posterior, x, how="moments", variance_scale=2.0)
+    expected = predict(posterior, x, how=Streamlined(engine="moments"), variance_scale=2.0)
     assert list(found) == CLASSES
     for name in CLASSES:
         torch.testing.assert_close(found[name], getattr(expected, name), rtol=1e-5, atol=1e-7)
@@ -90,8 +89,8 @@ def test_a_transformer_with_named_inputs(tmp_path):
 
     posterior = gaussian(Named(), std=0.05)
     inputs = {"tokens": randn(4, 5, 8), "shift": randn(4, 1, 1)}
-    found = export(posterior, inputs, how="moments").module()(**inputs)
-    expected = predict(posterior, inputs, how="moments")
+    found = export(posterior, inputs, how=Streamlined(engine="moments")).module()(**inputs)
+    expected = predict(posterior, inputs, how=Streamlined(engine="moments"))
     torch.testing.assert_close(found["probs"], expected.probs)
     torch.testing.assert_close(found["epistemic"], expected.epistemic)
 
@@ -113,7 +112,7 @@ def test_a_backward_pass_is_traced_too():
 @pytest.mark.slow
 def test_a_backward_pass_takes_batches_of_every_size(monkeypatch):
     """Derivatives are formed for a few examples at a time, which must not fix how many a program takes."""
-    monkeypatch.setattr(rules, "CHUNK", 64)
+    monkeypatch.setattr(_gradients, "CHUNK", 64)
     layers = [
         nn.Conv2d(3, 4, 3, 2, 1),
         nn.ReLU(inplace=True),
@@ -139,8 +138,8 @@ def test_gradients_of_convolutions_in_a_program_are_torchs(dims, groups):
     weight, x = randn(4, 6 // groups, *(3,) * dims), randn(5, 1, 6, *(6,) * dims)
     flow = randn(*operation.shared(x, weight).shape)
     of_x, of_weights = operation.each_backward(flow, x, weight.expand(5, *weight.shape), need_x=True)
-    torch.testing.assert_close(convolutions.weight_gradients(flow, x, weight.shape, operation), of_weights)
-    torch.testing.assert_close(convolutions.transposed_input(flow[:, 0], x[:, 0], weight, operation), of_x[:, 0])
+    torch.testing.assert_close(operation.each_by_patches(flow, x, weight.shape), of_weights)
+    torch.testing.assert_close(operation.input_by_transpose(flow[:, 0], x[:, 0], weight), of_x[:, 0])
 
 
 @pytest.mark.slow
@@ -176,9 +175,9 @@ def test_derivatives_of_activations_are_written_down():
         torch.manual_seed(0)
         posterior = adapted(nn.Sequential(nn.Linear(4, 6), activation, nn.Linear(6, 3)))
         object.__setattr__(posterior.method, "first_order", first_order)
-        program = export(posterior, torch.randn(2, 4), how="moments")
+        program = export(posterior, torch.randn(2, 4), how=Streamlined(engine="moments"))
         x = torch.randn(5, 4)
-        found, expected = program.module()(x), predict(posterior, x, how="moments")
+        found, expected = program.module()(x), predict(posterior, x, how=Streamlined(engine="moments"))
         torch.testing.assert_close(found["epistemic"], expected.epistemic, rtol=1e-4, atol=1e-7)
 
 

@@ -6,8 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 import bayesify
-from bayesify import Gaussian, Laplace, predict
-from bayesify.prediction.components import gaussian_components
+from bayesify import Gaussian, Laplace, Streamlined, predict
 from bayesify.prediction.linearised import LinearisedPass, make_plan
 from bayesify.prediction.streamlined import MomentsPass
 from bayesify.prediction.streamlined.joint import Joint, joint_linear
@@ -57,7 +56,7 @@ def test_equals_the_jacobian(name):
     make, inputs = (Reads, randn(3, 4)) if name == "reads" else NETWORKS[name]
     posterior = kronecker(make())
     outputs, covariance = exact_covariance(posterior, inputs)
-    law = gaussian_components(posterior)[0]
+    law = posterior.components()[0]
     with torch.no_grad():
         plan = make_plan(posterior, law, inputs)
         found = LinearisedPass(posterior, law, plan, inputs)
@@ -81,7 +80,7 @@ def test_one_direction_of_two_classes_is_exact(name):
     network[-1] = nn.Linear(network[-1].in_features, 2)
     posterior = kronecker(network)
     _, covariance = exact_covariance(posterior, inputs)
-    found = predict(posterior, inputs, how="principal")
+    found = predict(posterior, inputs, how=Streamlined(engine="principal"))
     torch.testing.assert_close(found.logits_variance, centred(covariance), **EXACT)
 
 
@@ -90,7 +89,7 @@ def test_one_direction_knows_a_random_head():
     posterior = kronecker(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 4)), include="2")
     x = randn(3, 4)
     _, covariance = exact_covariance(posterior, x)
-    found = predict(posterior, x, how="principal").logits_variance.sum(-1)
+    found = predict(posterior, x, how=Streamlined(engine="principal")).logits_variance.sum(-1)
     torch.testing.assert_close(found, centred(covariance).sum(-1), **EXACT)
 
 
@@ -124,8 +123,8 @@ def of_one_layer(covariance, mean, spread, weight):
 def test_moments_of_a_linear_layer(bias):
     posterior = kronecker(nn.Linear(4, 3, bias=bias), Gaussian(1.0))
     x, spread = randn(2, 4), randn(2, 4).square()
-    found = predict(posterior, x, how="moments", input_variance=spread)
-    plain = predict(posterior, x, how="moments")
+    found = predict(posterior, x, how=Streamlined(engine="moments"), input_variance=spread)
+    plain = predict(posterior, x, how=Streamlined(engine="moments"))
     weight = posterior.network.weight.detach()
     for row in range(2):
         for one, v in ((found, spread[row]), (plain, torch.zeros(4).double())):
@@ -138,7 +137,7 @@ def test_moments_of_a_linear_layer(bias):
 def test_covariance_of_a_linear_layer(bias):
     posterior = kronecker(nn.Linear(4, 3, bias=bias), Gaussian(1.0))
     x, root = randn(2, 4), randn(2, 4, 4)
-    weights = MomentsPass(posterior, gaussian_components(posterior)[0], first_order=True, covariance=True).weights
+    weights = MomentsPass(posterior, posterior.components()[0], first_order=True, covariance=True).weights
     covariance = root @ root.mT
     made = joint_linear(Joint.make(x, covariance), weights["weight"], weights.get("bias", posterior.network.bias))
     for row in range(2):
@@ -154,7 +153,7 @@ def test_moments_of_a_convolution(bias, groups):
     layer = nn.Conv2d(4, 6, (2, 3), stride=(1, 2), padding=1, dilation=(2, 1), groups=groups, bias=bias)
     posterior = kronecker(layer, Gaussian(1.0))
     x, spread = randn(1, 4, 4, 5), randn(1, 4, 4, 5).square()
-    found = predict(posterior, x, how="moments", input_variance=spread)
+    found = predict(posterior, x, how=Streamlined(engine="moments"), input_variance=spread)
     options = {"stride": (1, 2), "padding": 1, "dilation": (2, 1)}
     means, variances = (
         functional.unfold(y, (2, 3), **options)[0].unflatten(0, (groups, -1)) for y in (x, spread)
@@ -181,11 +180,11 @@ def test_tokens_are_mixed_before_correlated_values():
     posterior = kronecker(Values(), Gaussian(1.0), include="value")
     x = randn(2, 4, 6)
     _, covariance = exact_covariance(posterior, x)
-    found = predict(posterior, x, how="moments").epistemic
+    found = predict(posterior, x, how=Streamlined(engine="moments")).epistemic
     torch.testing.assert_close(found, covariance.diagonal(dim1=1, dim2=2), **EXACT)
     # An input that is random too goes through the same weights: (W, b) (A x, 1) with Cov A x = diag(A^2 v).
     spread = randn(2, 4, 6).square()
-    found = predict(posterior, x, how="moments", input_variance=spread).epistemic.view(2, 4, 2, 3)
+    found = predict(posterior, x, how=Streamlined(engine="moments"), input_variance=spread).epistemic.view(2, 4, 2, 3)
     q = torch.unflatten(posterior.network.query(x), -1, (2, 3)).transpose(1, 2).detach()
     attention = (q @ q.mT / 3**0.5).softmax(-1)
     weight, whole = posterior.network.value.weight.detach(), dense(posterior, "value.weight")[0]
@@ -199,7 +198,7 @@ def test_a_stack_has_the_covariance_of_draws():
     """Exact without activations: 40,000 draws have variances within six standard errors."""
     posterior = kronecker(nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 5), nn.Linear(5, 3)), Gaussian(1.0))
     x = randn(3, 4)
-    found = predict(posterior, x, how="covariance")
+    found = predict(posterior, x, how=Streamlined(covariance="full"))
     outputs, generator = x, torch.Generator().manual_seed(0)
     for place, layer in enumerate(posterior.network):
         root = torch.linalg.cholesky(dense(posterior, f"{place}.weight")[0])
@@ -235,15 +234,15 @@ def test_nothing_is_random_before_the_data():
 
 def test_a_weight_that_is_read_elsewhere_is_an_error():
     with pytest.raises(ValueError, match=r"matmul takes a weight whose entries are correlated.*how='linearised'"):
-        predict(kronecker(Reads()), randn(2, 4), how="moments")
+        predict(kronecker(Reads()), randn(2, 4), how=Streamlined(engine="moments"))
     with pytest.raises(NoRuleError, match=r"matmul.*no rule for covariances"):
-        predict(kronecker(Reads()), randn(2, 4), how="covariance")
+        predict(kronecker(Reads()), randn(2, 4), how=Streamlined(covariance="full"))
 
 
 def test_convolutions_have_no_covariances():
     network = nn.Sequential(nn.Conv1d(2, 3, 2), nn.Flatten(1), nn.Linear(9, 3))
     with pytest.raises(NoRuleError, match=r"conv1d.*no rule for covariances"):
-        predict(kronecker(network), randn(2, 2, 4), how="covariance")
+        predict(kronecker(network), randn(2, 2, 4), how=Streamlined(covariance="full"))
 
 
 def test_pixels():
@@ -255,6 +254,6 @@ def test_pixels():
 def test_exported():
     posterior = kronecker(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)))
     x = randn(5, 4)
-    for how in ("moments", "linearised"):
+    for how in (Streamlined(engine="moments"), "linearised"):
         outputs = bayesify.export(posterior, x, how=how).module()(x)
         torch.testing.assert_close(outputs["epistemic"], predict(posterior, x, how=how).epistemic, **EXACT)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from bayesify import ABNN, IBNN, SWAG, BayesAdapter, DeepEnsemble, MCDropout, convert, predict
+from bayesify.prediction import layout
 
 GOOD = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
 MALFORMED = {
@@ -47,10 +48,11 @@ def look(posterior):
     Counts.calls = 0
     probs = predict(posterior, GOOD, seed=0, num_samples=6).probs
     loss = posterior.loss((GOOD, torch.zeros(5, dtype=torch.long)), num_data=9).total
-    layout = copy.copy(posterior.noise.layout)
-    known = (layout.rows, layout.folded_rows, layout.folds, layout.joins, layout.opaque, posterior.noise.batch_dims)
-    plan = getattr(posterior, "_plan", None)
-    return probs, (Counts.calls, known, None if plan is None else len(getattr(plan, "shared", ()))), loss.isfinite()
+    calls, trace = Counts.calls, posterior.trace(GOOD)
+    found = layout.layout_of(posterior, GOOD, posterior.keys(2, 0))
+    known = (found.rows, found.folded_rows, found.folds, found.joins, found.opaque, trace.calls)
+    plans = [len(getattr(plan, "shared", ())) for key, plan in trace.memo.items() if "layout" not in key]
+    return probs, (calls, known, plans), loss.isfinite()
 
 
 @pytest.mark.parametrize("name", MALFORMED)

@@ -113,5 +113,6 @@ def test_a_first_draw_does_not_shrink_the_passes():
     """The passes that find the batch have three rows; counted as two they would cut every later pass by a third."""
     network = torch.nn.Sequential(torch.nn.Linear(4, 1024), torch.nn.Dropout(0.5), torch.nn.Linear(1024, 3))
     posterior = convert(network, MCDropout())
-    predict(posterior, torch.randn(2, 4), num_samples=2, seed=0)
-    assert posterior.noise.layout.rows == 2**20 // 1024
+    x = torch.randn(2, 4)
+    predict(posterior, x, num_samples=2, seed=0)
+    assert layout.layout_of(posterior, x, posterior.keys(2, 0)).rows == 2**20 // 1024

@@ -41,7 +41,7 @@ def check(posterior, x=X, samples=SAMPLES, chunk_size=6):
     torch.testing.assert_close(prediction.samples, expected, **EXACT)
     if len(expected) > 1:
         assert (expected[0] - expected[1]).abs().max() > 1e-4
-    return posterior.noise.layout
+    return layout.layout_of(posterior, x, posterior.keys(2, 0))
 
 
 def calls_per_chunk(posterior, counted, samples=SAMPLES):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from bayesify import Gaussian, convert, input_sensitivity, predict
+from bayesify import Gaussian, Streamlined, convert, input_sensitivity, predict
 from tests.prediction.linearised.networks import NETWORKS, gaussian, randn
 
 EXACT = {"rtol": 1e-9, "atol": 1e-12}
@@ -45,7 +45,7 @@ def test_contributions_are_what_an_input_variance_adds():
     posterior = convert(nn.Linear(4, 3).double(), "map", likelihood=Gaussian(0.5))
     x, spread = randn(5, 4), torch.tensor([0.1, 0.0, 0.3, 0.2], dtype=torch.float64)
     found = input_sensitivity(posterior, x, input_variance=spread)
-    added = predict(posterior, x, how="moments", input_variance=spread).epistemic.sum(1)
+    added = predict(posterior, x, how=Streamlined(engine="moments"), input_variance=spread).epistemic.sum(1)
     torch.testing.assert_close(found.contribution.sum(1), added, **EXACT)
     assert (found.gradient == 0).all()
 

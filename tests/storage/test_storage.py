@@ -4,7 +4,6 @@ import copy
 import json
 import os
 import pickle
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,11 +14,7 @@ import bayesify
 from bayesify import MAP, SWAG, Custom, DeepEnsemble, Gaussian, MCDropout
 from bayesify._core.files import FileError, digest, fingerprint, read_tensors, seal, write_tensors
 from bayesify.storage import FORMAT
-from tests.fixtures.make_format1 import MADE as FORMAT1_MADE
-from tests.fixtures.make_format1 import METHODS as FORMAT1_METHODS
-from tests.fixtures.make_format1 import NUM_SAMPLES, make_network
 
-FORMAT1 = Path(__file__).parents[1] / "fixtures" / "format1"
 ALL_METHODS = {name: cls.example() for name, cls in bayesify.methods().items()}
 X = torch.randn(24, 1, 6, 6, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(24) % 3
@@ -378,25 +373,3 @@ def test_a_pickle_in_place_of_the_tensors_is_not_executed(saved, tmp_path):
     with pytest.raises(FileError, match="not a safetensors file"):
         bayesify.load(folder, plain)
     assert not (tmp_path / "executed").exists()
-
-
-# -- files of the first format, kept for good -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", [*FORMAT1_METHODS, *FORMAT1_MADE])
-def test_the_first_format_still_loads_and_predicts_the_same(name):
-    plain = make_network()
-    plain.load_state_dict(read_tensors(FORMAT1 / "network.safetensors")[0])
-    expected, _ = read_tensors(FORMAT1 / "expected.safetensors")
-    posterior = bayesify.load(FORMAT1 / name, plain)
-    assert posterior.method.name == name if name in FORMAT1_MADE else posterior.method == FORMAT1_METHODS[name]
-    prediction = bayesify.predict(posterior, expected["inputs"], num_samples=NUM_SAMPLES.get(name, 8), seed=5)
-    torch.testing.assert_close(prediction.log_probs, expected[f"{name}.log_probs"], rtol=0, atol=1e-6)
-    torch.testing.assert_close(prediction.epistemic, expected[f"{name}.epistemic"], rtol=0, atol=1e-6)
-    assert prediction.epistemic.max() > 1e-3 or name == "map"  # and not because nothing is random
-
-
-def test_the_first_format_covers_every_method_and_is_small():
-    assert {method.name for method in FORMAT1_METHODS.values()} == set(bayesify.methods())
-    assert {folder.name for folder in FORMAT1.iterdir() if folder.is_dir()} == {*FORMAT1_METHODS, *FORMAT1_MADE}
-    assert sum(file.stat().st_size for file in FORMAT1.rglob("*") if file.is_file()) < 100_000

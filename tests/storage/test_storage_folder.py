@@ -13,7 +13,9 @@ from torch import nn
 import bayesify
 from bayesify import APD, SGLD, SWAG, Bernoulli, DeepEnsemble, Gaussian, MCDropout
 from bayesify._core.files import FileError, digest, read_tensors, seal, write_tensors
-from tests.storage.test_storage import FORMAT1, change_config, fitted, make_network, network, tensor_file
+from tests.fixtures.make_format1 import FOLDER as FORMAT1
+from tests.fixtures.make_format1 import make_network
+from tests.storage.test_storage import change_config, fitted, network, tensor_file
 
 METHODS = {name: cls.example() for name, cls in bayesify.methods().items()}
 METHODS |= {"sgld": SGLD(num_samples=4, chains=2), "apd": APD(num_samples=4, hidden=(4, 4), latent=3, num_draws=3)}

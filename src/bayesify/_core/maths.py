@@ -1,19 +1,57 @@
-"""Numerically safe pieces of information theory, on logarithms of probabilities."""
+"""Pieces of mathematics that several parts share: entropies, a minimum, a matrix as a product of vectors."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-__all__ = ["at_least_float32", "entropy", "minimise"]
+__all__ = [
+    "IGNORED",
+    "as_double",
+    "at_least_float32",
+    "entropy",
+    "gaussian_log_prob",
+    "label_log_prob",
+    "minimise",
+    "rank_one_factors",
+]
+
+IGNORED = -100  # the label of positions that do not count, as torch has it
+ROUNDING = 8  # in units of a type's precision
 
 
 def at_least_float32(x: Tensor) -> Tensor:
     """Promote half precision to float32, and leave float32 and float64."""
     # Not a plain `to`: a graph that is traced would hold the question as well.
     return x if x.dtype in (torch.float32, torch.float64) else x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def as_double(x: Tensor) -> Tensor:
+    """Return float64, in main memory where the device has none."""
+    return (x.cpu() if x.device.type == "mps" else x).double()
+
+
+def label_log_prob(log_probs: Tensor, labels: Tensor, ignore_index: int = IGNORED) -> Tensor:
+    """Return ln p of each label, (...), from those of all classes, (..., C); 0 where a position does not count.
+
+    >>> label_log_prob(torch.tensor([[0.5, 0.5], [1.0, 0.0]]).log(), torch.tensor([1, -100]))
+    tensor([-0.6931,  0.0000])
+    """
+    counted = labels != ignore_index
+    return log_probs.gather(-1, labels.where(counted, 0)[..., None])[..., 0].where(counted, 0)
+
+
+def gaussian_log_prob(target: Tensor, mean: Tensor, log_variance: Tensor) -> Tensor:
+    """Return ln N(target; mean, variance) = -((target - mean)^2 / variance + ln variance + ln 2 pi) / 2.
+
+    >>> gaussian_log_prob(torch.zeros(1), torch.zeros(1), torch.zeros(1))
+    tensor([-0.9189])
+    """
+    residual = (target - mean) * (-0.5 * log_variance).exp()  # scaled before it is squared, which could overflow
+    return -0.5 * (residual**2 + log_variance + math.log(2 * math.pi))
 
 
 def entropy(log_probs: Tensor, probs: Tensor | None = None) -> Tensor:
@@ -69,3 +107,24 @@ def minimise(
             above = value(b)
     best = min(values, key=values.__getitem__)
     return best, values[best]
+
+
+def rank_one_factors(variance: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return r and c with U = r c', a number for each row times one for each column; None if there are none.
+
+    One variance for a whole layer has them, and one for each row or column. A product with U then costs what one with a
+    vector does: U m = r (c . m).
+
+    >>> rank_one_factors(torch.tensor([[1.0, 2.0], [3.0, 6.0]]))[0]
+    tensor([3., 9.])
+    >>> rank_one_factors(torch.tensor([[1.0, 2.0], [3.0, 5.0]])) is None
+    True
+    """
+    if variance.ndim != 2 or variance.numel() == 0 or torch.compiler.is_compiling():
+        return None  # while a program is traced there are no numbers to look at
+    precision = ROUNDING * torch.finfo(variance.dtype).eps
+    row = variance.sum(1)
+    largest = int(row.argmax())
+    column = variance[largest] / row[largest].clamp_min(torch.finfo(variance.dtype).tiny)
+    error = (variance - row[:, None] * column).abs_()
+    return (row, column) if bool((error <= precision * variance).all()) else None

@@ -17,6 +17,7 @@ __all__ = [
     "TARGET_KEYS",
     "batch_rows",
     "call",
+    "first_tensor",
     "inputs_of",
     "join_rows",
     "map_tensors",
@@ -53,6 +54,18 @@ def _tensors(tree: Any) -> list[Tensor]:
     found: list[Tensor] = []
     map_tensors(found.append, tree)
     return found
+
+
+def first_tensor(tree: Any) -> Tensor | None:
+    """Return the first tensor of a nested structure, or None.
+
+    >>> first_tensor(("text", {"a": torch.ones(1)}))
+    tensor([1.])
+    """
+    if isinstance(tree, Tensor):
+        return tree
+    inner: Any = tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, list | tuple) else ()
+    return next((found for found in map(first_tensor, inner) if found is not None), None)
 
 
 def without_arrays(tree: Any) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from bayesify.prediction.names import PREDICTORS
+from bayesify.prediction import PREDICTORS
 
 __all__ = [
     "EXIT_CODES",

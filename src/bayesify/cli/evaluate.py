@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from bayesify.methods import source_of
 from bayesify.cli._common import (
     Commands,
     Output,
@@ -50,6 +51,6 @@ def run(args: argparse.Namespace) -> Output:
     from bayesify.cli._job import one_posterior
 
     task, made = one_posterior(args)
-    found = evaluate_posterior(task, made.posterior, made.posterior.method.name)[-1]
+    found = evaluate_posterior(task, made.posterior, source_of(made.posterior))[-1]
     shown = {"method": found.name, f"examples of {args.split!r}": len(found.prediction), **found.metrics}
     return Output(aligned(shown), found.to_dict())

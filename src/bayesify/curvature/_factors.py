@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bayesify.curvature._layers import Call
-from bayesify.curvature._rules import CONVOLUTIONS, padded
+from bayesify.layers import layer_type, padded
 
 __all__ = ["has_factors", "position_gradients", "position_inputs"]
 
@@ -18,13 +18,13 @@ CHUNK = 2**22  # numbers of patches at a time
 
 def has_factors(layer: nn.Module) -> bool:
     """Return whether a layer's curvature can be a Kronecker product: a linear layer or a convolution."""
-    return type(layer) is nn.Linear or type(layer) in CONVOLUTIONS
+    return layer_type(layer).family in ("linear", "convolution")
 
 
 def position_inputs(call: Call) -> Iterator[Tensor]:
     """Give the inputs that the weight meets at each position, (N, G, D), some examples at a time."""
     x = call.batch.split(call.x)
-    if isinstance(call.layer, nn.Linear):
+    if layer_type(call.layer).family == "linear":
         yield x.reshape(-1, 1, x.shape[-1])
         return
     layer: Any = call.layer
@@ -37,7 +37,7 @@ def position_inputs(call: Call) -> Iterator[Tensor]:
 def position_gradients(call: Call, grad: Tensor) -> Tensor:
     """Return the gradients of a layer's outputs at each position, (N, G, O)."""
     flow = call.batch.split(grad)
-    if isinstance(call.layer, nn.Linear):
+    if layer_type(call.layer).family == "linear":
         return flow.reshape(-1, 1, flow.shape[-1])
     layer: Any = call.layer
     return flow.movedim(2, -1).reshape(-1, layer.groups, flow.shape[2] // layer.groups)
@@ -45,8 +45,7 @@ def position_gradients(call: Call, grad: Tensor) -> Tensor:
 
 def _patches(layer: Any, x: Tensor) -> Tensor:
     """Return the patches of (B, r, C, ...) under the kernel, (N, G, C/G times the kernel's size)."""
-    whole, padding = padded(layer, x)
-    flat = whole.flatten(0, 1)
+    flat, padding = padded(layer, x.flatten(0, 1))
     flat = functional.pad(flat, [amount for pad in reversed(padding) for amount in (pad, pad)])
     for dim, (kernel, stride, dilation) in enumerate(
         zip(layer.kernel_size, layer.stride, layer.dilation, strict=True), start=2

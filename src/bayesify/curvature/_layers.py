@@ -12,15 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from bayesify._core.trees import slice_rows
-from bayesify.curvature._rules import RULES, embedding_squares, per_example
-from bayesify.laws.gaussian.plan import Plan
+from bayesify.laws.gaussian.law import Plan
 from bayesify.laws.gaussian.site import Arrangement, Site
+from bayesify.layers import ExampleGradients, Family, example_gradients, layer_type
 
 __all__ = ["Call", "add_squares", "add_squares_alone", "calls_kept", "gradients", "ready"]
 
-CHUNK = 2**22  # numbers of one layer's gradients, of some examples, at a time
 # Layers whose batch may stand anywhere but in their last dimensions; in others it must come first.
-_ANYWHERE = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)
+_ANYWHERE: tuple[Family, ...] = ("linear", "embedding", "layer norm", "rms norm")
 
 
 @dataclass
@@ -33,9 +32,9 @@ class Call:
     output: Tensor
     batch: Arrangement = field(repr=False)
 
-    def split(self, grad: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the input and its output's gradient as (B, r, ...)."""
-        return self.batch.split(self.x), self.batch.split(grad)
+    def example_gradients(self, grad: Tensor) -> ExampleGradients:
+        """Return the gradients of each example, from the output's."""
+        return example_gradients(self.layer, self.batch.split(self.x), self.batch.split(grad))
 
 
 def ready(plan: Plan, network: nn.Module) -> tuple[dict[str, Site], list[str]]:
@@ -46,11 +45,10 @@ def ready(plan: Plan, network: nn.Module) -> tuple[dict[str, Site], list[str]]:
     sites, others = {}, list(plan.shared)
     looked = any(site.calls for site in plan.sites.values())
     for name, site in plan.sites.items():
-        layer = network.get_submodule(name)
+        family = layer_type(network.get_submodule(name)).family
         dims = [call.dim if call is not None else None for call in site.calls]
-        first = not isinstance(layer, _ANYWHERE)
-        known = type(layer) in RULES or type(layer) is nn.Embedding
-        if known and looked and None not in dims and not (first and any(dims)):
+        first = family not in _ANYWHERE
+        if family is not None and looked and None not in dims and not (first and any(dims)):
             sites[name] = site
         else:
             others += site.random.values()
@@ -108,35 +106,12 @@ def add_squares(calls: Sequence[Call], grads: Sequence[Tensor | None], sums: Map
         if grad is not None:
             by_site[call.site.name].append((call, grad))
     for pairs in by_site.values():
-        _add_site(pairs, sums)
-
-
-def _add_site(pairs: list[tuple[Call, Tensor]], sums: Mapping[str, Tensor]) -> None:
-    call = pairs[0][0]
-    wanted = {key: sums[name] for key, name in call.site.random.items() if name in sums}
-    splits = [call.split(grad) for call, grad in pairs]
-    rows = call.batch.rows
-    if isinstance(call.layer, nn.Embedding):
-        if "weight" in wanted:
-            wanted["weight"] += embedding_squares(call.layer, splits)
-        return
-    if len(pairs) == 1 and type(call.layer) is nn.Linear and splits[0][1].numel() == rows * splits[0][1].shape[-1]:
-        # One position: the squares of an outer product are the outer product of the squares.
-        x, grad = (t.reshape(rows, -1).square() for t in splits[0])
-        if "weight" in wanted:
-            wanted["weight"] += grad.T @ x
-        if "bias" in wanted:
-            wanted["bias"] += grad.sum(0)
-        return
-    size = max(1, CHUNK // max(1, sum(p.numel() for p in call.layer.parameters(recurse=False))))
-    for start in range(0, rows, size):
-        part = slice(start, start + size)
-        total: dict[str, Tensor] = {}
-        for x, grad in splits:
-            for key, found in per_example(call.layer, x[part], grad[part]).items():
-                total[key] = total[key] + found if key in total else found
-        for key, sum_ in wanted.items():
-            sum_ += total[key].square().sum(0)
+        random = pairs[0][0].site.random
+        first, *others = (call.example_gradients(grad) for call, grad in pairs)
+        if random.get("weight") in sums:
+            sums[random["weight"]].add_(first.summed_squares(*others))
+        if random.get("bias") in sums:
+            sums[random["bias"]].add_(first.summed_bias_squares(*others))
 
 
 def add_squares_alone(

@@ -193,7 +193,7 @@ def _right(
 ) -> Tensor:
     """Return where the average of the draws has the right label."""
     ready = x if preprocess is None else preprocess(x)
-    with posterior.noise.lock, evaluation_mode(posterior):
+    with posterior.lock, evaluation_mode(posterior):
         outputs = [evaluate_draw(posterior, ready, key, None) for key in posterior.keys(num_samples, seed)]
     return posterior.likelihood.log_probs(torch.stack(outputs)).logsumexp(0).argmax(-1) == labels
 
@@ -212,11 +212,11 @@ def _gradient(
     ready = preprocess or (lambda values: values)
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(posterior.noise.lock)
+        stack.enter_context(posterior.lock)
         stack.enter_context(evaluation_mode(posterior))
         features = None
         if output != "prediction":
-            features = stack.enter_context(features_read(posterior, output, ready(x), keys[0]))
+            features = stack.enter_context(features_read(posterior, output, ready(x)))
         with torch.no_grad():
             outputs = torch.stack([evaluate_draw(posterior, ready(x), key, features) for key in keys])
         with torch.enable_grad():

@@ -14,8 +14,8 @@ from torch import Tensor
 from bayesify._core.modes import evaluation_mode
 from bayesify._core.trees import inputs_of, to_device
 from bayesify.laws import Posterior, require_posterior
-from bayesify.likelihoods.prediction import ClassificationPrediction, Prediction, RegressionPrediction
-from bayesify.prediction import PREDICTORS, posterior_device, predict, require_name
+from bayesify.likelihoods.prediction import Prediction
+from bayesify.prediction import Predictor, as_predictor, posterior_device, predict
 
 __all__ = ["Check", "check"]
 
@@ -72,7 +72,7 @@ def check(
     posterior: Posterior,
     loader: Iterable[Any],
     *,
-    how: str = "streamlined",
+    how: str | Predictor = "streamlined",
     num_samples: int = 200,
     max_batches: int | None = None,
     variance_scale: float | Mapping[str, float] = 1.0,
@@ -93,9 +93,7 @@ def check(
         The comparison; `print` it.
     """
     require_posterior(posterior)
-    from bayesify.prediction.variance_scale import prediction_nll
-
-    require_name(how, among=tuple(name for name in PREDICTORS if name != "sampling"))
+    predictor = as_predictor(how, posterior, among=lambda one: not one.random)
     if num_samples < 4:
         raise ValueError(f"num_samples must be at least 4, to compare two halves, but it is {num_samples}.")
     device = posterior_device(posterior)
@@ -106,12 +104,12 @@ def check(
     for batch in islice(loader, max_batches):
         batch = to_device(batch, device)
         inputs = inputs_of(batch)
-        predict(posterior, inputs, how=how, variance_scale=variance_scale)  # type: ignore[arg-type]
+        predict(posterior, inputs, how=predictor, variance_scale=variance_scale)
         began = time.perf_counter()
         with torch.no_grad(), evaluation_mode(posterior):
             posterior.reference(inputs)
         plain = time.perf_counter()
-        fast.append(predict(posterior, inputs, how=how, variance_scale=variance_scale))  # type: ignore[arg-type]
+        fast.append(predict(posterior, inputs, how=predictor, variance_scale=variance_scale))
         done = time.perf_counter()
         drawn = [predict(posterior, inputs, num_samples=num_samples // 2, seed=seed + half) for half in (0, 1)]
         end = time.perf_counter()
@@ -120,14 +118,16 @@ def check(
         for half, prediction in zip(halves, drawn, strict=True):
             half.append(prediction)
         if batch is not inputs and (targets := _targets(posterior, batch)) is not None:
-            nll, count = prediction_nll(posterior.likelihood, fast[-1], targets)
-            other, _ = prediction_nll(posterior.likelihood, _average(drawn), targets)
-            scores.append((nll, other, count))
+            likelihood, mixed = posterior.likelihood, Prediction.mixture(drawn, [0.5, 0.5])
+            (nll, count), (other, _) = (
+                likelihood.total_nll(one.log_prob(likelihood.marked(targets)), targets) for one in (fast[-1], mixed)
+            )
+            scores.append((nll.item(), other.item(), count.item()))
     if not fast:
         raise ValueError("The loader gave no batch. Check its data set and sampler.")
     found = Prediction.join(fast)
     first, second = (Prediction.join(half) for half in halves)
-    own, one, two = (_spread(prediction) for prediction in (found, first, second))
+    own, one, two = (prediction.output_variance.flatten().double() for prediction in (found, first, second))
     drawn_spread = (one + two) / 2
     ratio = float(own.sum() / drawn_spread.sum().clamp_min(torch.finfo(own.dtype).tiny))
     rank = _rank_correlation(own, drawn_spread)
@@ -135,9 +135,10 @@ def check(
     epistemic = found.score("epistemic").sum() / ((first.score("epistemic") + second.score("epistemic")) / 2).sum()
     total = sum(count for _, _, count in scores)
     difference = sum(nll - other for nll, other, _ in scores) / total if total else None
+    name = predictor.name if predictor == as_predictor(predictor.name) else repr(predictor)
     return Check(
-        how=how,
-        predictor=str(getattr(found, "predictor", how)),
+        how=name,
+        predictor=str(getattr(found, "predictor", name)),
         examples=len(found),
         draws=2 * (num_samples // 2),
         variance_ratio=ratio,
@@ -147,7 +148,7 @@ def check(
         nll_difference=difference,
         cost=seconds["fast"] / max(seconds["plain"], 1e-9),
         sampling_cost=seconds["draws"] / max(seconds["plain"], 1e-9),
-        advice=_advice(how, ratio, rank, ceiling),
+        advice=_advice(name, ratio, rank, ceiling),
     )
 
 
@@ -157,29 +158,6 @@ def _targets(posterior: Posterior, batch: Any) -> Tensor | None:
     except ValueError:
         return None
     return targets if isinstance(targets, Tensor) else None
-
-
-def _average(parts: list[Prediction]) -> Prediction:
-    one, two = parts
-    if isinstance(one, ClassificationPrediction) and isinstance(two, ClassificationPrediction):
-        log_probs = torch.logaddexp(one.log_probs, two.log_probs) - torch.log(torch.tensor(2.0))
-        return ClassificationPrediction(
-            log_probs, one.aleatoric, one.epistemic, one.variation_ratio, one.model_variance
-        )
-    assert isinstance(one, RegressionPrediction)
-    assert isinstance(two, RegressionPrediction)
-    between = ((one.mean - two.mean) / 2).square()
-    return RegressionPrediction(
-        (one.mean + two.mean) / 2, (one.aleatoric + two.aleatoric) / 2, (one.epistemic + two.epistemic) / 2 + between
-    )
-
-
-def _spread(prediction: Prediction) -> Tensor:
-    """Return the variance of each example's outputs: of centred logits, summed over classes, or of a mean."""
-    if isinstance(prediction, ClassificationPrediction):
-        assert prediction.logits_variance is not None
-        return prediction.logits_variance.sum(-1).flatten().double()
-    return prediction.score("epistemic").flatten().double()
 
 
 def _rank_correlation(one: Tensor, other: Tensor) -> float:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from bayesify.likelihoods.prediction import RegressionPrediction
-
 if TYPE_CHECKING:
     from bayesify.evaluation.evaluation import Evaluation
 
@@ -75,7 +73,7 @@ def check_comparable(evaluations: Sequence[Evaluation]) -> None:
 def columns(evaluations: Sequence[Evaluation]) -> list[Column]:
     """Return the columns of a comparison: quality, detection by each foreign set, cost."""
     check_comparable(evaluations)
-    regression = isinstance(evaluations[0].prediction, RegressionPrediction)
+    regression = not evaluations[0].prediction.classes
     if regression:
         plan: list[tuple[str, str, Any]] = [
             ("rmse", "RMSE", "lower"),

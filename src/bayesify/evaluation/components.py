@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.laws import InputMixturePosterior
+from bayesify.laws import InputFactorLaw, Posterior
 from bayesify.likelihoods.prediction import ClassificationPrediction
 from bayesify.prediction import predict
 
@@ -41,7 +41,7 @@ class Components:
         return float(self.disagreement.sum() / max(1, count * (count - 1)))
 
 
-def look_at_components(posterior: InputMixturePosterior, loader: Iterable[Any]) -> Components:
+def look_at_components(posterior: Posterior, loader: Iterable[Any]) -> Components:
     """Predict with the mean of each component and compare.
 
     Args:
@@ -57,32 +57,36 @@ def look_at_components(posterior: InputMixturePosterior, loader: Iterable[Any]) 
         >>> found.accuracy.shape, found.disagreement.diagonal()
         (torch.Size([2]), tensor([0., 0.]))
     """
-    if not isinstance(posterior, InputMixturePosterior):
-        raise TypeError(f"Only posteriors that IBNN made have components, and this is a {type(posterior).__name__}.")
+    law = _factors(posterior)
     batches = [posterior.split_batch(batch) for batch in loader]
     if not batches:
         raise ValueError("The loader gave no batch, so there is nothing to look at the components with.")
     targets = torch.cat([targets for _, targets in batches]).cpu()
-    log_probs = []
-    for component in range(posterior.components):
-        with posterior.of_component(component):
+    targets = posterior.likelihood.marked(targets)
+    nll, right, labels = [], [], []
+    for component in range(law.num_components):
+        with posterior.member(component):
             prediction = predict(posterior, [(inputs, None) for inputs, _ in batches], how="mean")
         if not isinstance(prediction, ClassificationPrediction):
             raise TypeError("Accuracy and disagreement are of classifiers, and this posterior's likelihood is not.")
-        log_probs.append(prediction.log_probs.cpu())
-    stacked = torch.stack(log_probs)
-    labels = stacked.argmax(-1)
-    counted = targets.long() != getattr(posterior.likelihood, "ignore_index", -100)
-    chosen = targets.long().where(counted, 0).expand(len(stacked), *targets.shape)
-    picked = stacked.gather(-1, chosen[..., None])[..., 0][:, counted]
-    apart = (labels[:, None] != labels[None]).float().flatten(2).mean(-1)
+        counted = prediction.counted(targets)
+        nll.append(-prediction.log_prob(targets)[counted].mean().float())
+        right.append(prediction.correct(targets)[counted].float().mean())
+        labels.append(prediction.label)
+    answers = torch.stack(labels).cpu()
+    apart = (answers[:, None] != answers[None]).float().flatten(2).mean(-1)
     positions, explained = place_components(posterior)
-    right = (labels == targets)[:, counted].float().mean(1)
-    return Components(right, -picked.mean(1), apart, positions, explained)
+    return Components(torch.stack(right).cpu(), torch.stack(nll).cpu(), apart, positions, explained)
+
+
+def _factors(posterior: Posterior) -> InputFactorLaw:
+    if not isinstance(posterior.law, InputFactorLaw):
+        raise TypeError(f"Only posteriors that IBNN made have components, and this is {posterior.law.described()}.")
+    return posterior.law
 
 
 @torch.no_grad()
-def place_components(posterior: InputMixturePosterior) -> tuple[Tensor, Tensor]:
+def place_components(posterior: Posterior) -> tuple[Tensor, Tensor]:
     """Return where the components' weights lie in the plane that shows most of their variance, and U.
 
     W_k = U diag(m_k), so <W_i, W_j> = sum_n c_n m_in m_jn with c_n the squared norm of column n of
@@ -91,13 +95,14 @@ def place_components(posterior: InputMixturePosterior) -> tuple[Tensor, Tensor]:
     Returns:
         Positions (K + 1, 2), U last, and the share of variance of each axis, (2,).
     """
-    norms = torch.empty_like(posterior.component_means[0], dtype=torch.float64)
-    for latent in posterior.latents:
+    law = _factors(posterior)
+    norms = torch.empty_like(law.component_means[0], dtype=torch.float64)
+    for latent in law.latents:
         weight = posterior.network.get_parameter(latent.parameter).double().reshape(latent.parameter_view)
         others = [d for d, size in enumerate(latent.factor_view) if size == 1 and weight.shape[d] > 1]
         squared = weight.square().sum(others) if others else weight.square()
         norms[latent.span] = squared.reshape(-1)
-    means = posterior.component_means.double()
+    means = law.component_means.double()
     points = torch.cat([means, torch.ones_like(means[:1])]) * norms.sqrt()
     centred = points - points[:-1].mean(0)
     _, sizes, axes = torch.linalg.svd(centred[:-1], full_matrices=False)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from bayesify._core.modes import evaluation_mode
-from bayesify.laws import BankPosterior, Key
+from bayesify.laws import Key, Posterior
+from bayesify.methods import require_bank
 
 __all__ = ["Diagnosis", "diagnose"]
 
@@ -57,7 +58,7 @@ class Diagnosis:
 
 
 @torch.no_grad()
-def diagnose(bank: BankPosterior, inputs: Any, *, num_weights: int = 100, seed: int = 0) -> Diagnosis:
+def diagnose(bank: Posterior, inputs: Any, *, num_weights: int = 100, seed: int = 0) -> Diagnosis:
     """Measure how well a bank's chains have mixed, on function values and on some weights.
 
     Function values are what predictions are made of: weights can be swapped between units without changing them, so
@@ -76,14 +77,15 @@ def diagnose(bank: BankPosterior, inputs: Any, *, num_weights: int = 100, seed: 
         import arviz
     except ImportError as error:
         raise ImportError("diagnose needs ArviZ: pip install 'bayesify[diagnostics]'.") from error
-    weights = bank.by_chain()
+    law = require_bank(bank, "diagnose takes a bank")
+    weights = law.by_chain()
     chains, draws, columns = weights.shape
     least = 4 if chains > 1 else 8
     if draws < least:
         raise ValueError(f"Each chain needs at least {least} samples, and the shortest has {draws}. Raise num_samples.")
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(columns, generator=generator)[:num_weights].to(weights.device)
-    each = len(bank.samples) // chains
+    each = len(law.samples) // chains
     rows = [chain * each + draw for chain in range(chains) for draw in range(draws)]
     with evaluation_mode(bank):
         outputs = torch.cat([bank.evaluate(inputs, [Key(0, row)]) for row in rows])
@@ -91,7 +93,7 @@ def diagnose(bank: BankPosterior, inputs: Any, *, num_weights: int = 100, seed: 
     picked = weights[:, :, chosen].double().cpu()
     ess, r_hat = _figures(arviz, values)
     weight_ess, weight_r_hat = _figures(arviz, picked)
-    shares = bank.noise_shares().double().cpu()
+    shares = law.noise_shares().double().cpu()
     shares = torch.where(shares < 0, torch.nan, shares)
     return Diagnosis(ess, r_hat, weight_ess, weight_r_hat, draws=chains * draws, gradient_noise=shares)
 

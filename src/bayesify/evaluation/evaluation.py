@@ -14,18 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from bayesify._core.inputs import as_loader
+from bayesify._core.maths import IGNORED
 from bayesify._core.modes import evaluation_mode
 from bayesify._core.trees import call, to_device
-from bayesify.conversion import Conversion
 from bayesify.evaluation import measures
 from bayesify.evaluation.comparison import FIT_UNITS, LEVEL, table
 from bayesify.laws import Posterior, require_posterior
 from bayesify.likelihoods.prediction import ClassificationPrediction, Prediction, RegressionPrediction
+from bayesify.methods import source_of
 from bayesify.prediction import How, posterior_device, predict
+from bayesify.selection import Conversion
 
 __all__ = ["IGNORED", "Cost", "Evaluation", "evaluate", "measure_cost", "right_or_wrong", "table", "to_json"]
-
-IGNORED = -100
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def evaluate(
         metrics[f"fpr95/{key}"] = measures.fpr_at_tpr(*scores, tpr=0.95)
         metrics[f"auroc-epistemic/{key}"] = measures.auroc(prediction.score("epistemic"), other.score("epistemic"))
     return Evaluation(
-        name=name or posterior.method.name,
+        name=name or source_of(posterior) or posterior.law.name,
         metrics=metrics,
         prediction=prediction,
         targets=targets,
@@ -201,8 +201,8 @@ def _counted(posterior: Posterior, prediction: Prediction, targets: Tensor) -> T
 
 def right_or_wrong(prediction: ClassificationPrediction, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return what predictions are ranked by to be left to a person, and whether they are right, where it counts."""
-    counts = targets != IGNORED
-    return prediction.max_probability[counts], (prediction.label == targets)[counts]
+    counts = prediction.counted(targets)
+    return prediction.max_probability[counts], prediction.correct(targets)[counts]
 
 
 def _metrics(prediction: Prediction, targets: Tensor) -> dict[str, float]:

@@ -93,6 +93,7 @@ def fit(
         2
     """
     require_posterior(posterior)
+    method = posterior.require_method()
     _refuse(unknown, posterior)
     loader = as_loader(loader, "fit")
     if isinstance(optimiser, Optimizer):
@@ -102,7 +103,7 @@ def fit(
         )
     if likelihood is not None:
         posterior.set_likelihood(likelihood)
-    epochs = posterior.method.epochs if epochs is None else epochs
+    epochs = method.epochs if epochs is None else epochs
     _check_loader(loader)
     _check_numbers(epochs=(epochs, 0), accumulate=(accumulate, 1), patience=(patience, 1))
     _check_numbers(checkpoint_steps=(checkpoint_steps, 1), num_data=(num_data, 1))
@@ -123,7 +124,7 @@ def fit(
         epochs=epochs,
         patience=patience,
         num_data=_num_data(loader, num_data),
-        make_optimiser=optimiser or posterior.method.make_optimiser,
+        make_optimiser=optimiser or method.make_optimiser,
         accumulate=accumulate,
         clip_norm=clip_norm,
         engine=make_engine(posterior, precision),
@@ -138,7 +139,7 @@ def fit(
 
 
 def _refuse(unknown: Mapping[str, Any], posterior: Posterior) -> None:
-    method = posterior.method
+    method = posterior.require_method()
     for name, value in unknown.items():
         if name in {field.name for field in dataclasses.fields(method)}:
             raise TypeError(

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from bayesify._core.trees import split_batch, to_device
 from bayesify.fitting.backend import Engine
 from bayesify.laws import LossTerms, Posterior
-from bayesify.likelihoods import Likelihood
-from bayesify.likelihoods.prediction import ClassificationPrediction
 
 __all__ = [
     "Measured",
@@ -64,7 +62,7 @@ def _first_non_finite(posterior: Posterior, batch: Any) -> str:
     inputs = to_device(inputs, next(posterior.parameters()).device)
     try:
         with torch.no_grad():
-            output = posterior.method.outputs(posterior, inputs)
+            output = posterior.require_method().outputs(posterior, inputs)
     finally:
         for handle in handles:
             handle.remove()
@@ -79,24 +77,20 @@ def _first_non_finite(posterior: Posterior, batch: Any) -> str:
 
 @torch.no_grad()
 def _chains_finite(posterior: Posterior, inputs: Any) -> bool:
-    chains = getattr(posterior, "chain_outputs", None)
-    return chains is None or bool(chains(inputs).isfinite().all())
+    return posterior.require_method().finite(posterior, inputs)
 
 
 @torch.no_grad()
 def validation_nll(posterior: Posterior, loader: Iterable[Any], engine: Engine, num_samples: int) -> float:
     """Return -mean ln (1/S) sum_s p(y | x, pass s) over a loader."""
-    total = torch.zeros((), dtype=torch.float64, device=engine.device)
-    count = torch.zeros((), dtype=torch.float64, device=engine.device)
+    total = count = torch.zeros((), dtype=torch.float64)
     for batch in loader:
         inputs, targets = posterior.split_batch(to_device(batch, engine.device))
         with engine.autocast():
-            outputs = [posterior.method.outputs(posterior, inputs) for _ in range(num_samples)]
-        log_probs = torch.stack([posterior.likelihood.log_prob(output, targets) for output in outputs])
-        nll = math.log(num_samples) - log_probs.double().logsumexp(0)
-        weight = posterior.likelihood.weight(targets)
-        total += (nll if weight is None else nll * weight).sum()
-        count += nll.numel() if weight is None else weight.sum()
+            outputs = [posterior.require_method().outputs(posterior, inputs) for _ in range(num_samples)]
+        log_prob = posterior.likelihood.mixture_log_prob(outputs, targets)
+        part, number = posterior.likelihood.total_nll(log_prob, targets)
+        total, count = total + part, count + number
     if not count.item():
         raise ValueError("The validation loader gave no example. Check its data set and sampler.")
     found = (total / count).item()
@@ -135,15 +129,14 @@ def measure(posterior: Posterior, loader: Iterable[Any], *, original: bool, max_
         else:
             outputs = [posterior.evaluate(inputs, [key])[0] for key in posterior.keys(None, seed=0)[:8]]
         likelihood.check(outputs[0], targets)
-        log_probs = torch.stack([likelihood.log_prob(output, targets) for output in outputs])
-        each = math.log(len(outputs)) - log_probs.double().logsumexp(0)
+        each = -likelihood.mixture_log_prob(outputs, targets)
         weight = likelihood.weight(targets)
         weight = torch.ones_like(each) if weight is None else weight.double()
         counts.append(weight.flatten(1).sum(1) if weight.ndim > 1 else weight)
         nll.append((each * weight).flatten(1).sum(1) if each.ndim > 1 else each * weight)
-        hits = _hits(likelihood, outputs, targets)
+        hits = likelihood.from_samples(torch.stack(outputs)).correct(likelihood.marked(targets))
         if hits is not None:
-            right.append(hits.flatten(1).sum(1) if hits.ndim > 1 else hits)
+            right.append(hits.double().flatten(1).sum(1) if hits.ndim > 1 else hits.double())
     count = torch.cat(counts) if counts else torch.zeros(())
     total = float(count.sum())
     if not total:
@@ -153,17 +146,6 @@ def measure(posterior: Posterior, loader: Iterable[Any], *, original: bool, max_
     return Measured(
         float(share.sum()) / total if right else None, (share / count)[kept].cpu(), (torch.cat(nll) / count)[kept].cpu()
     )
-
-
-def _hits(likelihood: Likelihood, outputs: list[Tensor], targets: Tensor) -> Tensor | None:
-    """Return where the average of the outputs' predictions is right; None where there is no such thing."""
-    predictions = [likelihood.from_samples(output[None]) for output in outputs]
-    found = [prediction.log_probs for prediction in predictions if isinstance(prediction, ClassificationPrediction)]
-    if not found:
-        return None
-    mean, labels = torch.stack(found).logsumexp(0), likelihood.labels(targets)
-    labels = targets.long() if labels is None else labels  # a likelihood of the user's own
-    return (mean.argmax(-1) == labels.reshape(mean.shape[:-1])).double()
 
 
 FALSE_ALARMS = 0.01  # how often a fit that changes accuracy by chance alone is warned of

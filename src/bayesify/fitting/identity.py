@@ -59,7 +59,7 @@ def describe_start(posterior: Posterior) -> dict[str, Any]:
         "conversion": {row.name or "(network)": row.reason for row in rows},
         "frozen": {name: True for name, p in posterior.named_parameters() if not p.requires_grad},
         "output_key": posterior.output_key,
-        "default_samples": posterior.default_samples,
+        "default_samples": posterior.default_draws,
         "tensors": {
             name: [f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}", fingerprint(tensor)]
             for name, tensor in state_tensors(posterior).items()

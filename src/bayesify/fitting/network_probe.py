@@ -46,8 +46,8 @@ def probe_difference(posterior: Posterior, probe: dict[str, Any]) -> float | Non
 @torch.no_grad()
 def _outputs(posterior: Posterior, inputs: Any) -> Tensor:
     device = next(posterior.parameters()).device
-    # Not through the posterior, which learns how its layers are called from the first pass: that is to be a real one.
-    with evaluation_mode(posterior), posterior.noise.mode(silent=True):
+    # Not through the posterior, which notes what inputs look like: those are to be real ones.
+    with posterior.lock, evaluation_mode(posterior):
         return posterior.read(call(posterior.network, to_device(inputs, device))).detach().cpu()
 
 

@@ -66,7 +66,7 @@ class Run:
 
     def __post_init__(self) -> None:
         """Begin at the beginning."""
-        self.method = self.posterior.method
+        self.method = self.posterior.require_method()
         self.shown = self.shown and self.engine.rank == 0
         self.history = History()
         self.progress = Progress()
@@ -364,7 +364,7 @@ class Run:
         if self.val_loader is None:
             return None
         with self._measuring():
-            num_samples = min(4, self.posterior.default_samples)
+            num_samples = min(4, self.posterior.default_draws)
             return validation_nll(self.posterior, self.val_loader, self.engine, num_samples)
 
     def _record(self, stage: Stage, optimiser: Optimizer, val_nll: float | None) -> None:

@@ -1,68 +1,71 @@
-"""What is random: one file for each kind of posterior."""
+"""What is random: a law for each kind of randomness, and the posterior that carries one."""
 
-from bayesify.laws.apd import DistilledPosterior, Workshop
-from bayesify.laws.bank import BankPosterior
-from bayesify.laws.dropout import AlphaDropoutNoise, DropoutNoise, NoisePosterior
-from bayesify.laws.gaussian import GaussianPosterior, NoiseKind
-from bayesify.laws.input_factors import InputMixturePosterior, register_layer
-from bayesify.laws.laplace import (
-    DiagonalLaplacePosterior,
-    KroneckerLaplacePosterior,
-    LaplacePosterior,
-    LastLayerLaplacePosterior,
-)
-from bayesify.laws.members import MembersPosterior
-from bayesify.laws.noise import Key, Noise, NoiseTerms, generator_for, keyed_numbers
-from bayesify.laws.norm_members import NormMembersPosterior
-from bayesify.laws.norm_noise import NoiseShape, NormKind, NormNoise, attach_noise, norm_kind, register_norm
+from bayesify._core.random import Key, Noise, generator_for, keyed_numbers
+from bayesify.laws.bank import STORAGE, BankLaw
+from bayesify.laws.dropout import DropoutSite
+from bayesify.laws.gaussian import Estimator, GaussianLaw
+from bayesify.laws.input_factors import InputFactorLaw, register_layer
+from bayesify.laws.laplace import DiagonalLaw, KroneckerLaw, LaplaceLaw, LastLayerLaw
+from bayesify.laws.law import Component, Dense, Law, NoiseTerms, NoisySite, law_class, register_law
+from bayesify.laws.members import MemberLaw
+from bayesify.laws.noisy_layers import NoisyLayerLaw
+from bayesify.laws.norm_noise import NoiseShape, NormSite
 from bayesify.laws.norm_statistics import tracking_norms
-from bayesify.laws.point import PointPosterior
-from bayesify.laws.posterior import Draw, LossTerms, Posterior, ShapeError, require_posterior, warn_unless_learned
-from bayesify.laws.swag import SWAGPosterior
+from bayesify.laws.passes import BatchDim, Pass, Patch, Refusal, ShapeError
+from bayesify.laws.point import PointLaw
+from bayesify.laws.posterior import Draw, LossTerms, Posterior, require_posterior, warn_unless_learned
+from bayesify.laws.statistics import Statistics
+from bayesify.laws.swag import LowRankLaw
 from bayesify.laws.tensors import Codec, TensorTree, owners, statistics_names
-from bayesify.laws.vectors import GeneratorPosterior, MixturePosterior, VectorPosterior, make_generator
+from bayesify.laws.trace import Trace
+from bayesify.laws.vectors import GaussianMixtureLaw, GeneratorLaw, VectorLaw, make_generator
 
 __all__ = [
-    "AlphaDropoutNoise",
-    "BankPosterior",
+    "STORAGE",
+    "BankLaw",
+    "BatchDim",
     "Codec",
-    "DiagonalLaplacePosterior",
-    "DistilledPosterior",
+    "Component",
+    "Dense",
+    "DiagonalLaw",
     "Draw",
-    "DropoutNoise",
-    "GaussianPosterior",
-    "GeneratorPosterior",
-    "InputMixturePosterior",
+    "DropoutSite",
+    "Estimator",
+    "GaussianLaw",
+    "GaussianMixtureLaw",
+    "GeneratorLaw",
+    "InputFactorLaw",
     "Key",
-    "KroneckerLaplacePosterior",
-    "LaplacePosterior",
-    "LastLayerLaplacePosterior",
+    "KroneckerLaw",
+    "LaplaceLaw",
+    "LastLayerLaw",
+    "Law",
     "LossTerms",
-    "MembersPosterior",
-    "MixturePosterior",
+    "LowRankLaw",
+    "MemberLaw",
     "Noise",
-    "NoiseKind",
-    "NoisePosterior",
     "NoiseShape",
     "NoiseTerms",
-    "NormKind",
-    "NormMembersPosterior",
-    "NormNoise",
-    "PointPosterior",
+    "NoisyLayerLaw",
+    "NoisySite",
+    "NormSite",
+    "Pass",
+    "Patch",
+    "PointLaw",
     "Posterior",
-    "SWAGPosterior",
+    "Refusal",
     "ShapeError",
+    "Statistics",
     "TensorTree",
-    "VectorPosterior",
-    "Workshop",
-    "attach_noise",
+    "Trace",
+    "VectorLaw",
     "generator_for",
     "keyed_numbers",
+    "law_class",
     "make_generator",
-    "norm_kind",
     "owners",
+    "register_law",
     "register_layer",
-    "register_norm",
     "require_posterior",
     "statistics_names",
     "tracking_norms",

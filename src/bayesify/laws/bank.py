@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from bayesify._core.trees import batch_rows, call
+from bayesify._core.random import Key
+from bayesify.laws.law import Law, check_count, register_law
 from bayesify.laws.mapped import mapped_tensor
-from bayesify.laws.noise import Key, ShapeError
-from bayesify.laws.posterior import Posterior
-from bayesify.laws.statistics import estimate_statistics, statistics_rows, statistics_tree
-from bayesify.laws.tensors import Codec, TensorTree, batch_norms, owners
-from bayesify.laws.vectorised import chain_states, runs_batched, vectorised_outputs, vectorised_pass
+from bayesify.laws.passes import Arranged, Pass, Patch, Refusal
+from bayesify.laws.tensors import Codec, batch_norms, statistics_names
+from bayesify.laws.trace import Trace
+from bayesify.laws.vectorised import runs_batched
 
-if TYPE_CHECKING:
-    from bayesify.methods import Method
+__all__ = ["STORAGE", "BankLaw", "Storage", "check_storage"]
 
-__all__ = ["BankPosterior"]
-
-MOST_SAMPLES = 100  # of a prediction, unless the caller says
+MOST_DRAWS = 100  # of a prediction, unless the caller says
 # How many weights are put side by side in one vectorised pass, at most: beyond the cache it gains nothing.
 TOGETHER = 2**22
+Storage = Literal["float32", "bfloat16", "float16"]
+STORAGE: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 
-class BankPosterior(Posterior):
+@register_law
+class BankLaw(Law):
     """The empirical distribution of weight samples, q = (1/M) sum_m delta(w - w_m).
 
     Samples are the rows of one matrix (M, D), in float32 or half precision; the rest of the network is there once.
@@ -39,58 +42,73 @@ class BankPosterior(Posterior):
     each row and for the mean.
 
     Args:
-        network: A copy of the user's network.
-        method: How the samples are made.
+        network: The network.
         names: The random parameters, in the order of the columns.
         size: The number M of rows that there is room for.
-        chains: For each chain, the parameters by name that it begins with and a sampler moves; empty for a bank that
-            is complete.
-        groups: How many groups the rows are in; None takes one for each chain.
+        groups: How many groups the rows are in.
         dtype: Of the matrix; None takes the parameters' own.
+        source: The method that the samples come from, for files.
+
+    Attributes:
+        gradient_noise: Of each chain, in variances of the injected noise; negative where it was not measured.
     """
 
+    name = "bank"
+    settings = {"num_samples": int, "chains": int, "storage": str | None, "names": list[str], "source": str}
     samples: Tensor
     counts: Tensor
     num_data: Tensor
-    fresh_statistics: Tensor
     gradient_noise: Tensor | None
 
     def __init__(
         self,
         network: nn.Module,
-        method: Method,
         *,
-        names: list[str],
+        names: Sequence[str],
         size: int,
-        chains: Sequence[Mapping[str, Tensor]] = (),
-        groups: int | None = None,
+        groups: int = 1,
         dtype: torch.dtype | None = None,
+        source: str = "",
     ) -> None:
-        super().__init__(network, method)
-        groups = groups or max(1, len(chains))
+        super().__init__(network)
         if size < 1 or size % groups:
             raise ValueError(f"A bank of {size} rows cannot be shared by {groups} chains evenly.")
         self.codec = Codec(network, names)
+        self.source = source
         device = next(network.parameters()).device
         rows = torch.zeros(size, sum(self.codec.sizes), dtype=dtype or self.codec.dtype, device=device)
         self.register_buffer("samples", rows)
         self.register_buffer("counts", torch.zeros(groups, dtype=torch.long, device=device))
         self.register_buffer("num_data", torch.zeros((), dtype=torch.long, device=device))
-        self.register_buffer("fresh_statistics", torch.ones(2, dtype=torch.bool, device=device))  # mean's, rows'
-        # Of each chain, in variances of the injected noise; negative where it was not measured.
         dtype = torch.promote_types(self.codec.dtype, torch.float32)
         self.register_buffer("gradient_noise", torch.full((groups,), -1.0, dtype=dtype, device=device))
-        self.meter: Any = None  # of a sampler's gradients, while it runs
-        self.statistics = statistics_tree(network, size + 1)
-        self.chains = chain_states(chains, names)
-        self.default_samples = min(size, MOST_SAMPLES)
+        self.statistics_rows = size
+        self.default_draws = min(size, MOST_DRAWS)
         self._average: tuple[Any, Tensor] | None = None
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Return the names of the random parameters."""
+        return self.codec.names
+
+    def sites(self) -> set[nn.Module]:
+        """Return the modules that own a random parameter, and those with statistics of their own for each draw."""
+        return super().sites() | set(batch_norms(self.network).values())
 
     # -- filling ------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         """Return the number of samples that there are."""
         return int(self.counts.sum())
+
+    def __bool__(self) -> bool:
+        """Return True: a bank without samples is a bank."""
+        return True
+
+    @property
+    def functions(self) -> int | None:  # type: ignore[override]
+        """How many samples there are."""
+        return max(1, len(self))
 
     @property
     def rows(self) -> list[int]:
@@ -118,23 +136,17 @@ class BankPosterior(Posterior):
         if self.samples.dtype == torch.float16 and not bool(row.isfinite().all()) and bool(weights.isfinite().all()):
             raise ValueError("A weight is beyond float16's range, 65504. Store the samples in bfloat16 or float32.")
         self.counts[chain] = count + 1
-        if self.statistics.as_dict():
-            self.fresh_statistics.fill_(False)
-
-    @torch.no_grad()
-    def collect_chains(self) -> None:
-        """Keep the present state of every chain as a sample: what a loop of one's own calls after the burn-in."""
-        for chain in range(len(self.chains)):
-            self.append(self.codec.join(self.chain_tensors(chain)), chain=chain)
+        self.changed()
 
     @property
-    def learned(self) -> Literal[True] | str:
+    def learned(self) -> Any:
         """True once there are samples; before, what to call."""
         if bool(self.counts.any()):
             return True
-        return (
+        return Refusal(
             "no sample has been kept. bayesify.fit(posterior, loader) runs the chains; in a loop of your own, with the "
-            "sampler that posterior.method.make_optimiser makes, call posterior.collect_chains() after the burn-in."
+            "sampler that posterior.method.make_optimizer makes, call posterior.method.collect(posterior) after the "
+            "burn-in."
         )
 
     @torch.no_grad()
@@ -148,35 +160,6 @@ class BankPosterior(Posterior):
         for row in self.rows:
             mapped[row] = self.samples[row]
         self.samples = mapped
-
-    @torch.no_grad()
-    def refresh_statistics(
-        self,
-        loader: Iterable[Any],
-        *,
-        max_batches: int | None = None,
-        progress: Callable[[Iterable[int]], Iterable[int]] = iter,
-    ) -> None:
-        """Re-estimate batch-normalisation statistics for the mean and for each sample: M + 1 passes over the loader."""
-        if not self.statistics.as_dict():
-            return
-        for row in progress([-1, *self.rows]):
-            weights = self.average() if row < 0 else self._row(row)
-            statistics = {name: rows[row + 1] for name, rows in self.statistics.as_dict().items()}
-            estimate_statistics(self.network, self.codec.split(weights), statistics, loader, max_batches=max_batches)
-        self.fresh_statistics.fill_(True)
-
-    def chain_tensors(self, index: int) -> dict[str, Tensor]:
-        """Return the present state of a chain, by name."""
-        tree = self.chains[index]
-        assert isinstance(tree, TensorTree)
-        return tree.as_dict()
-
-    @contextmanager
-    def member(self, index: int) -> Iterator[BankPosterior]:
-        """Fix the chain for a while: passes are of its present state, which is what a sampler moves; means its own."""
-        with self.noise.of_member(index):
-            yield self
 
     def noise_shares(self, chain: int | None = None) -> Tensor:
         """Return where the share of gradient noise of each chain is kept, or of one, (C,)."""
@@ -192,22 +175,6 @@ class BankPosterior(Posterior):
         elif self.gradient_noise is None:
             self.noise_shares()
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        self.make_room({name.removeprefix(prefix): value for name, value in state_dict.items()})
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
-    def chain_outputs(self, inputs: Any) -> Tensor:
-        """Return the outputs of all chains' present states, (C, B, ...): in one vectorised pass where they allow it."""
-        self.noise.guard.watch((id(self), "tensors"), self.sites)
-        together = vectorised_outputs(self.network, self.chains, self.read, inputs)
-        if together is not None:
-            return together
-        outputs = []
-        for index in range(len(self.chains)):
-            with self.member(index):
-                outputs.append(self.outputs(inputs))
-        return torch.stack(outputs)
-
     # -- prediction -----------------------------------------------------------------------------------------------
 
     def average(self) -> Tensor:
@@ -218,44 +185,47 @@ class BankPosterior(Posterior):
             self._average = (state, rows.to(self._dtype()).mean(0))
         return self._average[1]
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the weights, and their statistics, for the present mode."""
-        noise = self.noise
-        moving = noise.member is not None and not noise.keys and not noise.silent
-        if self.chains and (len(self) == 0 or moving):
-            return self.chain_tensors(noise.member or 0)
-        if noise.silent and noise.member is not None and len(self.counts) > 1:
-            return self.codec.split(self.samples[self.chain_rows()[noise.member]].to(self._dtype()).mean(0))
-        if noise.silent:
-            return self.codec.split(self.average()) | statistics_rows(self.network, self.statistics, 0)
-        key = noise.keys[0] if noise.keys else self.keys(1, int(torch.randint(2**31, ())))[0]
-        row = key.index % len(self.samples)
-        return self.codec.split(self._row(row)) | statistics_rows(self.network, self.statistics, row + 1)
+    def patch(self, p: Pass) -> Patch:
+        """Return the weights of a sample, or the mean's; the network's own as long as there are none."""
+        if len(self) == 0:
+            return Patch()
+        if p.kind == "mean" and isinstance(p.part, int) and len(self.counts) > 1:
+            return Patch(self.codec.split(self.samples[self.chain_rows()[p.part]].to(self._dtype()).mean(0)))
+        if p.kind == "mean":
+            return Patch(self.codec.split(self.average()))
+        if not p.keys:
+            p.keys = (self.keys(1, int(torch.randint(2**31, ())))[0],)
+        return Patch(self.codec.split(self._row(self.row_of(p.key))))
 
-    def evaluate(self, inputs: Any, keys: Sequence[Key], *, tiled: bool = False) -> Tensor:
-        """Evaluate samples on the same inputs, (S, B, ...): several as one vectorised pass where that is allowed."""
-        norms = batch_norms(self.network).values()
-        if len(keys) == 1 or tiled or len(self) == 0 or any(norm.training for norm in norms):
-            return torch.cat([super(BankPosterior, self).evaluate(inputs, [key]) for key in keys])
-        self.noise.guard.watch((id(self), "tensors"), self.sites)
-        together = max(1, TOGETHER // self.samples.shape[1])
-        with self.noise.mode(keys=tuple(keys)), self.noise.one_pass(batch_rows(inputs)):
-            chunks = [keys[start : start + together] for start in range(0, len(keys), together)]
-            output = torch.cat([self._vectorised(inputs, chunk) for chunk in chunks])
-        if output.ndim < 2 or output.shape[1] != batch_rows(inputs):
-            raise ShapeError(
-                f"The network returned {tuple(output.shape[1:])} for {batch_rows(inputs)} examples. Its first output "
-                "dimension must be the batch."
-            )
-        return output
+    def statistics_row(self, p: Pass) -> int | None:
+        """Return the row of the statistics; the network's own as long as there are no samples."""
+        return None if len(self) == 0 else super().statistics_row(p)
 
-    def _vectorised(self, inputs: Any, keys: Sequence[Key]) -> Tensor:
-        size = len(self.samples)
-        rows = [key.index % size for key in keys]
-        weights, statistics = _take(self.samples, rows), self.statistics.as_dict()
-        tensors = self.codec.split(weights.to(self._dtype()))
-        tensors |= {name: _take(stats, [row + 1 for row in rows]) for name, stats in statistics.items()}
-        return vectorised_pass(self.network, tensors, self.read, inputs)
+    def row_of(self, key: Key) -> int:
+        """Return the row of a draw."""
+        return key.index % len(self.samples)
+
+    def row_weights(self, row: int) -> dict[str, Tensor]:
+        """Return the weights that a row of the statistics belongs to."""
+        return self.codec.split(self._row(row - 1) if row else self.average())
+
+    def rows_to_refresh(self) -> list[int]:
+        """Return the rows of the mean and of the samples that there are."""
+        return [0, *(row + 1 for row in self.rows)]
+
+    def together(self, trace: Trace | None) -> Arranged:
+        """Return "stack" where samples run as batched products, which they do in networks of linear layers."""
+        del trace
+        names = [*self.codec.names, *statistics_names(self.network)]
+        return "stack" if len(self) and runs_batched(self.network, names) else "one"
+
+    def stacked(self, keys: Sequence[Key]) -> Iterator[tuple[dict[str, Tensor], Sequence[Key]]]:
+        """Give samples as stacked tensors."""
+        most = max(1, TOGETHER // self.samples.shape[1])
+        for start in range(0, len(keys), most):
+            some = keys[start : start + most]
+            weights = _take(self.samples, [self.row_of(key) for key in some])
+            yield self.codec.split(weights.to(self._dtype())), some
 
     def _row(self, row: int) -> Tensor:
         return self.samples[row].to(self._dtype())
@@ -265,48 +235,67 @@ class BankPosterior(Posterior):
         own = [self.network.get_parameter(name).dtype for name in self.codec.names]
         return own[0] if len(set(own)) == 1 else self.codec.dtype
 
-    def keys(self, num_samples: int | None, seed: int) -> list[Key]:
+    def check_part(self, part: int) -> None:
+        """Raise unless there is such a chain."""
+        if not 0 <= part < len(self.counts):
+            raise IndexError(f"There is no chain {part}: there are {len(self.counts)}, from 0 on.")
+
+    def keys(self, num_draws: int | None, seed: int) -> list[Key]:
         """Name rows at equal distances, the first of them by the seed; each at most once."""
         rows = self.rows or [0]
-        if not bool(self.fresh_statistics[1]):
-            raise ValueError(
-                "The batch-normalisation statistics are older than the weights. Call "
-                "posterior.refresh_statistics(train_loader), which fit does at its end."
-            )
-        count = min(self._count(num_samples), len(rows))
+        count = min(check_count(num_draws, self.default_draws), len(rows))
         offset = torch.rand(
             (), generator=torch.Generator("cpu").manual_seed(seed), dtype=torch.float64, device="cpu"
         ).item()
         step = len(rows) / count
         return [Key(0, rows[int((index + offset) * step)]) for index in range(count)]
 
-    def _check_mean(self) -> None:
-        if len(self.counts) > 1 and self.noise.member is None:
-            raise ValueError(
+    def has_mean(self, part: Any = None) -> Any:
+        """Return whether the samples, or those of a chain, have a mean network."""
+        if len(self.counts) > 1 and part is None:
+            return Refusal(
                 "Chains that ran apart have no mean network: the average of their weights is none of theirs. Use "
                 "how='sampling', or one chain: `with posterior.member(0), posterior.mean():`."
             )
-        if len(self.counts) > 1 and len(self) and self.statistics.as_dict():
-            raise ValueError("The mean of one chain has no batch-normalisation statistics. Use how='sampling'.")
-        if not bool(self.fresh_statistics[0]):
-            raise ValueError(
-                "The bank's mean network has no batch-normalisation statistics. Call "
-                "posterior.refresh_statistics(train_loader) first, or use how='sampling'."
-            )
+        if len(self.counts) > 1 and len(self) and batch_norms(self.network):
+            return Refusal("The mean of one chain has no batch-normalisation statistics. Use how='sampling'.")
+        return True
 
-    def reference(self, inputs: Any) -> Tensor:
-        """Return what the network that the chains began from returns."""
-        with self.noise.lock, self.noise.mode(silent=True):
-            return self.read(call(self.network, inputs))
+    # -- files ----------------------------------------------------------------------------------------------------
 
-    @property
-    def folds(self) -> bool:
-        """Whether samples run as batched products, which they do in networks of linear layers."""
-        return runs_batched(self.network, [*self.codec.names, *self.statistics.as_dict()])
+    def config(self) -> dict[str, Any]:
+        """Return the settings."""
+        stored = [name for name, dtype in STORAGE.items() if dtype == self.samples.dtype]
+        plain = self.samples.dtype == self.codec.dtype
+        return {
+            "num_samples": len(self.samples),
+            "chains": len(self.counts),
+            "storage": None if plain or not stored else stored[0],
+            "names": list(self.names),
+            "source": self.source,
+        }
 
-    def sites(self) -> set[nn.Module]:
-        """Return the modules that own a random parameter or re-estimated statistics."""
-        return owners(self.network, [*self.codec.names, *self.statistics.as_dict()])
+    @classmethod
+    def build(cls, network: nn.Module, config: Mapping[str, Any]) -> BankLaw:
+        """Make room for the samples."""
+        return cls(
+            network,
+            names=config["names"],
+            size=config["num_samples"],
+            groups=config["chains"],
+            dtype=STORAGE[config["storage"]] if config["storage"] else None,
+            source=config["source"],
+        )
+
+    def described(self) -> str:
+        """Return what the law is called in sentences."""
+        return "A bank of weight samples"
+
+
+def check_storage(storage: str | None) -> None:
+    """Raise where a type of stored samples is unknown."""
+    if storage is not None and storage not in STORAGE:
+        raise ValueError(f"storage must be one of {sorted(STORAGE)} or None, but it is {storage!r}.")
 
 
 def _take(matrix: Tensor, rows: list[int]) -> Tensor:

@@ -2,130 +2,123 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
-from bayesify.laws.noise import Noise, NoiseTerms
-from bayesify.laws.patching import forbid_fused_layers
-from bayesify.laws.posterior import Posterior
+from bayesify._core.random import Noise
+from bayesify.laws.law import NoiseTerms, NoisySite
+from bayesify.laws.passes import BatchDim, Pass
+from bayesify.laws.trace import Trace
 
-if TYPE_CHECKING:
-    from bayesify.methods import Method
+__all__ = ["DropoutSite"]
 
-__all__ = ["AlphaDropoutNoise", "DropoutNoise", "NoisePosterior", "draws_fold", "noisy_layers"]
-
-
-class NoisePosterior(Posterior):
-    """A network some of whose layers are noisy: dropout masks, noise in normalisation, noise on inputs.
-
-    A draw of it is a draw of every layer's noise. Several draws fold into one batch.
-    """
-
-    def __init__(self, network: nn.Module, method: Method) -> None:
-        super().__init__(network, method)
-        forbid_fused_layers(network, self.sites())
-
-    @property
-    def folds(self) -> bool:
-        """Whether draws can share a batch."""
-        return draws_fold(self.network, self.noise)
-
-    def independent_rows(self, inputs: Any) -> bool:
-        """Return True: fresh noise is drawn for each row."""
-        del inputs
-        return True
-
-    def sites(self) -> set[nn.Module]:
-        """Return the noisy layers."""
-        return noisy_layers(self.network)
+_LIMIT = -1.7580993408473766  # of SELU, -lambda alpha
 
 
-def noisy_layers(network: nn.Module) -> set[nn.Module]:
-    """Return the layers that take their noise from a posterior."""
-    return {module for module in network.modules() if isinstance(getattr(module, "noise", None), Noise)}
-
-
-def draws_fold(network: nn.Module, noise: Noise) -> bool:
-    """Return whether draws of a noisy network can share a batch.
-
-    Not where a layer mixes examples even in evaluation mode, nor where noise acts on something without a batch.
-    """
-    norms = (m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
-    without_batch = any(batch.dim is None for batch in (noise.batch_dims or {}).values())
-    return not without_batch and all(norm.running_mean is not None for norm in norms)
-
-
-class DropoutNoise(nn.Module):
-    """Dropout that the posterior's mode switches, not `train()`: y = x m / (1 - p), m ~ Bernoulli(1 - p).
+@dataclass(frozen=True)
+class DropoutSite(NoisySite):
+    """Dropout that the posterior's pass switches, not `train()`: y = x m / (1 - p), m ~ Bernoulli(1 - p).
 
     A draw has one mask for every example, so that it is a function of the input (Gal and Ghahramani 2016, eq. 3);
     a fresh pass has a mask per example. The predictive of one example is the same.
 
-    Args:
+    For SELU networks (`alpha`) y = a (x m + t (1 - m)) + b keeps mean zero and variance one: t = -lambda alpha is
+    SELU's limit, a = ((1 - p)(1 + p t^2))^(-1/2), b = -a p t (Klambauer et al. 2017).
+
+    Attributes:
+        name: The layer's name.
         p: The probability that an entry is dropped.
-        noise: The posterior's noise.
-        site: The layer's name.
         channel_dim: None drops entries; 1 drops whole channels, as Dropout1d, 2d and 3d do.
+        alpha: Whether it is alpha dropout.
+        inserted: Whether the layer is none of dropout, and its input is masked.
     """
 
-    def __init__(self, p: float, noise: Noise, site: str, *, channel_dim: int | None) -> None:
-        super().__init__()
-        self.p = p
-        self.noise = noise
-        self.site = site
-        self.channel_dim = channel_dim
+    name: str
+    p: float
+    channel_dim: int | None = None
+    alpha: bool = False
+    inserted: bool = False
 
-    def forward(self, x: Tensor) -> Tensor:
+    @property
+    def site(self) -> str:
+        """Return the name under which the masks are drawn."""
+        return f"{self.name}#input" if self.inserted else self.name
+
+    @property
+    def rate_name(self) -> str:
+        """Return what files call the place."""
+        return f"{self.name}.input_dropout".removeprefix(".") if self.inserted else self.name
+
+    def around(self, network: nn.Module, act: Callable[..., Tensor]) -> tuple[nn.Module, Callable[..., Any]]:
+        """Return the layer, and its forward."""
+        module = network.get_submodule(self.name)
+        if not self.inserted:
+            return module, act
+        forward = module.forward
+
+        def masked(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+            return forward(act(x), *args, **kwargs)
+
+        return module, masked
+
+    def act(self, p: Pass, x: Tensor, *more: Any) -> Tensor:
         """Drop."""
+        del more
         if self.p == 0:
             return x
-        return self.noise.perturb(x, self._combine, site=self.site, law="uniform", channel_dim=self.channel_dim)
+        site = p.called(self.site)
+        return p.perturb(
+            x, self._combine, site=site, distribution="uniform", batch=self.batch(p), channel_dim=self.channel_dim
+        )
+
+    def at_mean(self, network: nn.Module) -> tuple[nn.Module, Callable[..., Any]] | None:
+        """Return the identity for a layer that would drop by itself."""
+        module = network.get_submodule(self.name)
+        return None if self.inserted or not module.training else (module, _same)
+
+    def again(self, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Return arguments with new masks; None where whole channels are dropped, which have to know the batch."""
+        if self.channel_dim is not None:
+            return None
+        x = args[0]
+        return (x if self.p == 0 else self._combine(x, Noise().fresh(list(x.shape), "uniform", x)), *args[1:])
+
+    def batch(self, p: Pass) -> BatchDim | None:
+        """Return where the batch is in the present call's input."""
+        call = None if p.trace is None else p.trace.call(self.name, p.calls[self.site] - 1)
+        return None if call is None else call.input
+
+    def batches(self, trace: Trace) -> list[BatchDim | None]:
+        """Return where the batch is in each call."""
+        return [call.input for call in trace.calls.get(self.name, ())]
 
     def _combine(self, x: Tensor, uniform: Tensor) -> Tensor:
         if self.p == 1:
             return x * (uniform < 0)
-        return x * ((uniform >= self.p).to(x.dtype) / (1 - self.p))
-
-    def noise_terms(self, x: Tensor) -> NoiseTerms:
-        """Return y = x (1 + sqrt(p / (1 - p)) e)."""
-        del x
-        if self.p == 1:
-            return NoiseTerms(0.0, 0.0)
-        return NoiseTerms(1.0, (self.p / (1 - self.p)) ** 0.5, channel_dims=self._dims())
-
-    def _dims(self) -> tuple[int, ...] | None:
-        return None if self.channel_dim is None else (self.channel_dim,)
-
-    def extra_repr(self) -> str:
-        """Show the rate and what is dropped."""
-        return f"p={self.p}, {'entries' if self.channel_dim is None else 'channels'}"
-
-
-class AlphaDropoutNoise(DropoutNoise):
-    """Dropout for SELU networks: y = a (x m + t (1 - m)) + b keeps mean zero and variance one.
-
-    t = -lambda alpha is SELU's limit, a = ((1 - p)(1 + p t^2))^(-1/2), b = -a p t (Klambauer et al. 2017).
-    """
-
-    _LIMIT = -1.7580993408473766
-
-    def _combine(self, x: Tensor, uniform: Tensor) -> Tensor:
-        if self.p == 1:
-            return x * (uniform < 0)
-        scale = self._scale()
-        shift = -scale * self.p * self._LIMIT
         keep = (uniform >= self.p).to(x.dtype)
-        return scale * (x * keep + self._LIMIT * (1 - keep)) + shift
+        if not self.alpha:
+            return x * (keep / (1 - self.p))
+        scale = self._scale()
+        return scale * (x * keep + _LIMIT * (1 - keep)) - scale * self.p * _LIMIT
 
     def _scale(self) -> float:
-        scale: float = ((1 - self.p) * (1 + self.p * self._LIMIT**2)) ** -0.5
+        scale: float = ((1 - self.p) * (1 + self.p * _LIMIT**2)) ** -0.5
         return scale
 
-    def noise_terms(self, x: Tensor) -> NoiseTerms:
-        """Return y = a (1 - p) x + a sqrt(p (1 - p)) (x - t) e; b takes off what t adds to the mean."""
-        del x
+    def terms(self, x: Tensor, *more: Any) -> NoiseTerms:
+        """Return y = x (1 + sqrt(p / (1 - p)) e); alpha dropout y = a (1 - p) x + a sqrt(p (1 - p)) (x - t) e."""
+        del x, more
+        dims = None if self.channel_dim is None else (self.channel_dim,)
         if self.p == 1:
             return NoiseTerms(0.0, 0.0)
+        if not self.alpha:
+            return NoiseTerms(1.0, (self.p / (1 - self.p)) ** 0.5, channel_dims=dims)
         std = self._scale() * (self.p * (1 - self.p)) ** 0.5
-        return NoiseTerms(self._scale() * (1 - self.p), std, -std * self._LIMIT, self._dims())
+        return NoiseTerms(self._scale() * (1 - self.p), std, -std * _LIMIT, dims)
+
+
+def _same(x: Tensor) -> Tensor:
+    return x

@@ -1,111 +1,162 @@
-"""Several members of one posterior, each with its own values of what is trained."""
+"""Mixtures of laws: members that were trained apart, of whatever kind."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bayesify._core.trees import call
-from bayesify.laws.dropout import draws_fold, noisy_layers
-from bayesify.laws.noise import Key, shuffled
-from bayesify.laws.posterior import Posterior
-from bayesify.laws.tensors import TensorTree, owners
+from bayesify._core.random import Key, shuffled
+from bayesify.laws.law import Component, Law, check_count
+from bayesify.laws.passes import Arranged, Kind, Pass, Patch, Refusal
+from bayesify.laws.tensors import batch_norms
+from bayesify.laws.trace import Trace
+from bayesify.likelihoods import Likelihood
 
-if TYPE_CHECKING:
-    from bayesify.methods import Method
-
-__all__ = ["MembersPosterior"]
+__all__ = ["MemberLaw"]
 
 
-class MembersPosterior(Posterior):
-    """A mixture of M members: q = (1/M) sum_m q_m.
+class MemberLaw(Law):
+    """A mixture of laws of one network, q = (1/M) sum_m q_m.
 
-    The members share one network in memory and differ in the tensors given for them; a pass puts a member's tensors
-    in place of the network's, without a copy. Draws are spread evenly over the members.
+    The members share one network in memory and differ in the tensors of their own; a pass puts a member's tensors in
+    place of the network's, without a copy. Draws are spread evenly over the members.
 
     Args:
-        network: What each member is: a plain network, one with noisy layers, or a posterior.
-        members: For each member, its own tensors by their name in `network`.
-        method: How the members are learned.
+        network: The network that all of them are about.
+        parts: A law for each member.
     """
 
-    def __init__(self, network: nn.Module, members: Sequence[Mapping[str, Tensor]], method: Method) -> None:
-        super().__init__(network, method)
-        self.members = nn.ModuleList(TensorTree(tensors) for tensors in members)
-        if isinstance(network, Posterior):
-            self.noise = network.noise
-        self.default_samples = len(members) * (3 if self._random_members else 1)
+    name = "members"
+
+    def __init__(self, network: nn.Module, parts: Sequence[Law]) -> None:
+        super().__init__(network)
+        self.parts = nn.ModuleList(parts)
+        finite = [part.functions for part in parts]
+        self.functions = None if None in finite else sum(filter(None, finite))
+        self.default_draws = self.functions or 3 * len(parts)
+        self.first_order = all(part.first_order for part in parts)
+        kinds: frozenset[Kind] = frozenset()
+        self.traced = kinds.union(*(part.traced for part in parts))
+        self.keep_statistics = any(part.keep_statistics for part in parts)
+        if any(part.statistics_rows and batch_norms(network) for part in parts):
+            raise ValueError(
+                "Members whose draws have batch-normalisation statistics of their own (SWAG, SGLD, APD) cannot share a "
+                "network with others. Join their samples instead: join_banks([sample_bank(one, n), ...])."
+            )
+
+    def part(self, index: int) -> Law:
+        """Return the law of a member."""
+        found = self.parts[index]
+        assert isinstance(found, Law)
+        return found
 
     @property
-    def _random_members(self) -> bool:
-        return bool(self._noisy_sites())
+    def laws(self) -> list[Law]:
+        """The members' laws."""
+        return [self.part(index) for index in range(len(self.parts))]
 
-    def _noisy_sites(self) -> set[nn.Module]:
-        return self.network.sites() if isinstance(self.network, Posterior) else noisy_layers(self.network)
+    @property
+    def names(self) -> Sequence[str]:
+        """Return the names of the tensors that are random in any member."""
+        return list(dict.fromkeys(name for part in self.laws for name in part.names))
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the present member's tensors; a fresh pass takes a member at random."""
-        if self.noise.member is not None:
-            return self.member_tensors(self.noise.member)
-        if self.noise.keys:
-            return self.member_tensors(self.noise.keys[0].member or 0)
-        return self.member_tensors(int(torch.randint(len(self.members), ())))
+    def sites(self) -> set[nn.Module]:
+        """Return the modules that own a tensor of a member, and those where a member is random itself."""
+        return set().union(*(part.sites() for part in self.laws))
 
-    def member_tensors(self, member: int) -> dict[str, Tensor]:
-        """Return a member's own tensors by their name in the network."""
-        tree = self.members[member]
-        assert isinstance(tree, TensorTree)
-        return tree.as_dict()
+    @property
+    def learned(self) -> Any:
+        """Whether all members have learned."""
+        return next((part.learned for part in self.laws if part.learned is not True), True)
 
-    @contextmanager
-    def member(self, index: int) -> Iterator[MembersPosterior]:
-        """Fix the member for a while: passes, losses and means are its own."""
-        if not 0 <= index < len(self.members):
-            raise IndexError(f"There is no member {index}: there are {len(self.members)}, from 0 on.")
-        with self.noise.of_member(index):
-            yield self
+    def check_part(self, part: int) -> None:
+        """Raise unless there is such a member."""
+        if not 0 <= part < len(self.parts):
+            raise IndexError(f"There is no member {part}: there are {len(self.parts)}, from 0 on.")
 
-    def keys(self, num_samples: int | None, seed: int) -> list[Key]:
+    # -- draws --------------------------------------------------------------------------------------------------
+
+    def keys(self, num_draws: int | None, seed: int) -> list[Key]:
         """Spread the draws evenly over the members; which of them get one more, the seed decides.
 
         Members without noise of their own are taken once each at most: another round would add nothing.
         """
-        number = len(self.members)
-        count = self._count(num_samples)
-        if not self._random_members:
-            count = min(count, number)
+        number = len(self.parts)
+        count = check_count(num_draws, self.default_draws)
+        if self.functions is not None:
+            count = min(count, self.functions)
         order = shuffled(number, seed)
         members = sorted(order[index % number] for index in range(count))
-        return [Key(seed, index, member) for index, member in enumerate(members)]
+        each = {member: iter(self._own_keys(member, members.count(member), seed)) for member in set(members)}
+        return [
+            replace(key, index=index if key.index < 0 else key.index, path=(member, *key.path))
+            for index, member in enumerate(members)
+            for key in [next(each[member])]
+        ]
 
-    def _check_mean(self) -> None:
-        if self.noise.member is None:
-            raise ValueError(
-                "Members that were trained apart have no mean network: the average of their weights is not one of "
-                "them. Use how='sampling', or one member: `with posterior.member(0), posterior.mean():`."
-            )
+    def _own_keys(self, member: int, count: int, seed: int) -> list[Key]:
+        """Return a member's keys; with the index -1 where they are numbered, which all members are together."""
+        found = self.part(member).keys(count, seed)
+        numbered = [key.index for key in found] == list(range(count))
+        return [replace(key, index=-1) for key in found] if numbered else found
 
-    def reference(self, inputs: Any) -> Tensor:
-        """Return what the shared network returns, which is no member's training's result."""
-        with self.noise.lock, self.noise.mode(silent=True):
-            return self.read(call(self.network, inputs))
+    def together(self, trace: Trace | None) -> Arranged:
+        """Return how draws of one member share a pass, which all members must agree on."""
+        found = {part.together(trace) for part in self.laws}
+        return "rows" if found == {"rows"} else "one"
 
-    @property
-    def learned(self) -> Literal[True] | str:
-        """Whether the members, where they are posteriors themselves, have learned."""
-        return self.network.learned if isinstance(self.network, Posterior) else True
+    def has_mean(self, part: Any = None) -> Any:
+        """Return whether the chosen member has a mean; all together have none."""
+        if isinstance(part, int):
+            return self.part(part).has_mean()
+        return Refusal(
+            "Members that were trained apart have no mean network: the average of their weights is not one of "
+            "them. Use how='sampling', or one member: `with posterior.member(0), posterior.mean():`."
+        )
 
-    @property
-    def folds(self) -> bool:
-        """Whether the draws of one member can share a batch."""
-        if isinstance(self.network, Posterior):
-            return self.network.folds
-        return self._random_members and draws_fold(self.network, self.noise)
+    def patch(self, p: Pass) -> Patch:
+        """Return what the member puts in the network's place; a fresh pass takes one at random."""
+        if isinstance(p.part, int):
+            member = p.part
+        elif p.keys:
+            member = p.keys[0].path[0] if p.keys[0].path else 0
+        else:
+            member = int(torch.randint(len(self.parts), ()))
+        return self.part(member).patch(p.inner())
 
-    def sites(self) -> set[nn.Module]:
-        """Return the modules that own a tensor of a member, and those where a member is random itself."""
-        return owners(self.network, self.member_tensors(0)) | self._noisy_sites()
+    def weights(self, key: Key) -> dict[str, Tensor] | Refusal:
+        """Return a member's draw as weights."""
+        return self.part(key.path[0] if key.path else 0).weights(key.inner())
+
+    # -- without draws ------------------------------------------------------------------------------------------
+
+    def components(self, trace: Trace | None = None) -> list[Component] | Refusal:
+        """Return the members' components, each member with an equal share."""
+        found: list[Component] = []
+        for part in self.laws:
+            own = part.components(trace)
+            if isinstance(own, Refusal):
+                return own
+            total = sum(one.weight for one in own)
+            found += [replace(one, weight=one.weight / total) for one in own]
+        return found
+
+    def condition(self, likelihood: Likelihood) -> None:
+        """Take notice of what the network's outputs mean."""
+        super().condition(likelihood)
+        for part in self.laws:
+            part.condition(likelihood)
+
+    def make_room(self, tensors: Mapping[str, Tensor]) -> None:
+        """Make room in every member."""
+        for index, part in enumerate(self.laws):
+            prefix = f"parts.{index}."
+            part.make_room({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
+
+    def described(self) -> str:
+        """Return what the law is called in sentences."""
+        return f"A mixture of {len(self.parts)} members"

@@ -1,4 +1,4 @@
-"""Statistics of normalisation layers: kept as they are, or out of the reach of foreign rows."""
+"""Statistics of normalisation layers: kept as they are, or out of the reach of OOD rows."""
 
 from __future__ import annotations
 
@@ -11,59 +11,58 @@ import torch
 from torch import Tensor, nn
 
 from bayesify._core.maths import at_least_float32
-from bayesify.laws.noise import ShapeError
-from bayesify.laws.patching import patched_forward
-from bayesify.laws.swap import Slots, swapped
+from bayesify.laws.passes import ShapeError
+from bayesify.laws.patching import Slots, patched_forward, swapped
 
-__all__ = ["foreign_entries", "normalise_apart", "statistics_apart", "statistics_kept", "tracking_norms"]
+__all__ = ["normalise_apart", "ood_entries", "statistics_apart", "statistics_kept", "tracking_norms"]
 
 
 Normalise = Callable[[slice, Tensor | None, Tensor | None, bool, float], Tensor]
 
 
-def foreign_entries(x: Tensor, foreign: int, rows: int) -> int:
-    """Return how many of the last entries of an activation belong to the last `foreign` of `rows` examples."""
-    if not foreign or foreign == rows:
-        return len(x) if foreign else 0
+def ood_entries(x: Tensor, ood: int, rows: int) -> int:
+    """Return how many of the last entries of an activation belong to the last `ood` of `rows` examples."""
+    if not ood or ood == rows:
+        return len(x) if ood else 0
     if len(x) % rows:
         raise ShapeError(
             f"A normalisation layer saw an activation of shape {tuple(x.shape)} in a batch of {rows} examples, so that "
-            "foreign rows cannot be kept out of its statistics. Use UncertaintyRegulariser(statistics='together')."
+            "OOD rows cannot be kept out of its statistics. Use UncertaintyRegulariser(statistics='together')."
         )
-    return foreign * (len(x) // rows)
+    return ood * (len(x) // rows)
 
 
-def normalise_apart(layer: Any, x: Tensor, foreign: int, normalise: Normalise) -> Tensor:
-    """Normalise by the statistics of the batch without its last `foreign` rows.
+def normalise_apart(layer: Any, x: Tensor, ood: int, normalise: Normalise) -> Tensor:
+    """Normalise by the statistics of the batch without its last `ood` rows.
 
-    Foreign rows are normalised by the others' statistics, since rows normalised in another way could be told by that
-    alone, and leave the running statistics alone. Rows that are all foreign are normalised by the running ones, or by
+    OOD rows are normalised by the others' statistics, since rows normalised in another way could be told by that
+    alone, and leave the running statistics alone. Rows that are all OOD are normalised by the running ones, or by
     their own where there are none. Without any, or in evaluation mode, the statistics are those that `layer.forward`
     takes and updates.
 
     Args:
         layer: A batch normalisation.
         x: Its input.
-        foreign: How many of the last rows are foreign.
+        ood: How many of the last rows are OOD.
         normalise: `normalise(rows, running_mean, running_var, training, momentum)` for a part of the rows.
     """
     training = layer.training or (layer.running_mean is None and layer.running_var is None)
     momentum = 0.0 if layer.momentum is None else layer.momentum
-    if layer.training and layer.track_running_stats and layer.num_batches_tracked is not None and foreign < len(x):
+    if layer.training and layer.track_running_stats and layer.num_batches_tracked is not None and ood < len(x):
         layer.num_batches_tracked.add_(1)
         if layer.momentum is None:
             momentum = 1.0 / float(layer.num_batches_tracked)
     tracked = not layer.training or layer.track_running_stats
     mean, var = (layer.running_mean, layer.running_var) if tracked else (None, None)
     everything = slice(0, len(x))
-    if not foreign or not training:
+    if not ood or not training:
         return normalise(everything, mean, var, training, momentum)
-    if foreign == len(x):
+    if ood == len(x):
         return normalise(everything, layer.running_mean, layer.running_var, layer.running_mean is None, 0.0)
-    own = slice(0, len(x) - foreign)
+    own = slice(0, len(x) - ood)
     ordinary = normalise(own, mean, var, True, momentum)
     fixed = _batch_statistics(layer, x[own])
-    return torch.cat([ordinary, normalise(slice(len(x) - foreign, len(x)), *fixed, False, 0.0)])
+    return torch.cat([ordinary, normalise(slice(len(x) - ood, len(x)), *fixed, False, 0.0)])
 
 
 def _batch_statistics(layer: Any, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,14 +73,14 @@ def _batch_statistics(layer: Any, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @contextmanager
-def statistics_apart(network: nn.Module, foreign: int, rows: int) -> Iterator[None]:
-    """Let normalisation learn nothing from the last `foreign` of `rows` examples, for a while.
+def statistics_apart(network: nn.Module, ood: int, rows: int) -> Iterator[None]:
+    """Let normalisation learn nothing from the last `ood` of `rows` examples, for a while.
 
     That holds for all of torch's batch and instance normalisation and what is derived from it, with running statistics
     or without, and for any other module with a `running_mean` or `running_var`.
     """
-    norms = [m for m in network.modules() if _learns(m) and "forward" not in m.__dict__] if foreign else []
-    with patched_forward({norm: partial(_forward, norm, norm.forward, foreign, rows) for norm in norms}):
+    norms = [m for m in network.modules() if _learns(m) and "forward" not in m.__dict__] if ood else []
+    with patched_forward({norm: partial(_forward, norm, norm.forward, ood, rows) for norm in norms}):
         yield
 
 
@@ -93,9 +92,9 @@ def _learns(module: nn.Module) -> bool:
     return module.training and tracks
 
 
-def _forward(norm: Any, forward: Callable[..., Tensor], foreign: int, rows: int, *args: Any, **kwargs: Any) -> Tensor:
+def _forward(norm: Any, forward: Callable[..., Tensor], ood: int, rows: int, *args: Any, **kwargs: Any) -> Tensor:
     x: Tensor = args[0] if args else next(iter(kwargs.values()))
-    own = len(x) - foreign_entries(x, foreign, rows)
+    own = len(x) - ood_entries(x, ood, rows)
     if own == len(x):
         return forward(x)
     ordinary = [forward(x[:own])] if own else []

@@ -1,26 +1,24 @@
-"""Another forward for some modules, for a while; and which tensors are read outside their modules."""
+"""Put other tensors and forwards into a network for the time of one pass."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from bayesify._core.trees import map_tensors
+__all__ = ["Slots", "find_slots", "forbid_fused_layers", "patched_forward", "swapped"]
 
-__all__ = ["Watch", "forbid_fused_layers", "patched_forward"]
+Slots = dict[str, list[tuple[dict[str, Any], str]]]
 
 
 @contextmanager
-def patched_forward(changes: dict[nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    """Give modules another forward for a while; one that was set on the object itself before returns."""
-    before = {module: module.__dict__.get("forward") for module in changes}
+def patched_forward(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """Give modules another forward; one that was set on the object itself before returns."""
+    before = {module: module.__dict__.get("forward") for module in forwards}
     try:
-        for module, forward in changes.items():
+        for module, forward in forwards.items():
             module.__dict__["forward"] = forward
         yield
     finally:
@@ -29,6 +27,36 @@ def patched_forward(changes: dict[nn.Module, Callable[..., Any]]) -> Iterator[No
                 module.__dict__["forward"] = own
             else:
                 module.__dict__.pop("forward", None)
+
+
+def find_slots(network: nn.Module, names: Iterable[str]) -> Slots:
+    """Return where each named tensor is held: in one module, or, if it is tied, in several."""
+    places: dict[int, list[tuple[dict[str, Any], str]]] = {}
+    for module in network.modules():
+        for held in (module._parameters, module._buffers):
+            for key, tensor in held.items():
+                places.setdefault(id(tensor), []).append((held, key))
+    parameters = network.named_parameters(remove_duplicate=False)  # a tied tensor may be asked for by any of its names
+    own = {**dict(parameters), **dict(network.named_buffers(remove_duplicate=False))}
+    return {name: places[id(own[name])] for name in names}
+
+
+@contextmanager
+def swapped(slots: Slots, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Put tensors in the places of the network's own, which return in any case.
+
+    What `torch.func.functional_call` does, with the search for the places done once: for small batches that search is
+    a good part of a pass.
+    """
+    before = [(held, key, held[key]) for name in tensors for held, key in slots[name]]
+    try:
+        for name, tensor in tensors.items():
+            for held, key in slots[name]:
+                held[key] = tensor
+        yield
+    finally:
+        for held, key, tensor in before:
+            held[key] = tensor
 
 
 def forbid_fused_layers(network: nn.Module, sites: set[nn.Module]) -> None:
@@ -40,7 +68,7 @@ def forbid_fused_layers(network: nn.Module, sites: set[nn.Module]) -> None:
     for module in network.modules():
         if sites.isdisjoint(module.modules()):
             continue
-        if isinstance(module, nn.TransformerEncoderLayer):
+        if isinstance(module, nn.TransformerEncoderLayer) and _no_change not in module._forward_pre_hooks.values():
             module.register_forward_pre_hook(_no_change)
         if isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False  # the fused kernel alone understands nested tensors
@@ -48,52 +76,3 @@ def forbid_fused_layers(network: nn.Module, sites: set[nn.Module]) -> None:
 
 def _no_change(module: nn.Module, args: tuple[Any, ...]) -> None:
     del module, args
-
-
-class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Look at every operation for tensors that it takes outside the modules in which they may be read.
-
-    A tied projection, `F.linear(h, self.embedding.weight)`, takes one, and so does a fused transformer layer.
-
-    Args:
-        tensors: The tensors to look for.
-
-    Attributes:
-        found: The storages, by address, that were taken outside.
-    """
-
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.storages = {storage(tensor) for tensor in tensors if tensor.numel()}
-        self.found: set[int] = set()
-        self.inside = 0
-
-    def allowed(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a forward in which the tensors may be read."""
-
-        def reading(*args: Any, **kwargs: Any) -> Any:
-            self.inside += 1
-            try:
-                return forward(*args, **kwargs)
-            finally:
-                self.inside -= 1
-
-        return reading
-
-    def __torch_dispatch__(
-        self, operation: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run an operation, and look at what it takes."""
-        del types
-        if not self.inside:
-            map_tensors(self._look, (args, kwargs or {}))
-        return operation(*args, **(kwargs or {}))
-
-    def _look(self, tensor: Tensor) -> None:
-        if tensor.layout == torch.strided and storage(tensor) in self.storages:
-            self.found.add(storage(tensor))
-
-
-def storage(tensor: Tensor) -> int:
-    """Return the address of a tensor's storage."""
-    return tensor.untyped_storage().data_ptr()

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from torch import nn
+from bayesify._core.random import Key
+from bayesify.laws.law import Component, Law, check_count
+from bayesify.laws.passes import Pass, Patch
+from bayesify.laws.trace import Trace
 
-from bayesify.laws.noise import Key
-from bayesify.laws.posterior import Posterior
-
-__all__ = ["PointPosterior"]
+__all__ = ["PointLaw"]
 
 
-class PointPosterior(Posterior):
-    """All mass on one network: every draw is the network itself, and one is enough."""
+class PointLaw(Law):
+    """All mass on one network: every draw is the network itself, or the law's `own` tensors, and one is enough."""
 
-    def keys(self, num_samples: int | None, seed: int) -> list[Key]:
+    name = "point"
+    functions = 1
+
+    def keys(self, num_draws: int | None, seed: int) -> list[Key]:
         """Return the only draw, however many are asked for."""
-        self._count(num_samples)  # refuses nonsense
+        check_count(num_draws, 1)  # refuses nonsense
         return [Key(seed)]
 
-    def sites(self) -> set[nn.Module]:
-        """Return nothing: randomness enters nowhere."""
-        return set()
+    def patch(self, p: Pass) -> Patch:
+        """Return the law's own tensors."""
+        del p
+        return Patch(self.own.as_dict())
+
+    def components(self, trace: Trace | None = None) -> list[Component]:
+        """Return one component without variance."""
+        del trace
+        return [Component(fixed=self.own.as_dict())]

@@ -20,6 +20,9 @@ class RecomputationError(ValueError):
     """A random layer was run again in the backward pass."""
 
 
+Again = Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...] | None]
+
+
 class Guard:
     """What refuses calls in the backward pass of layers that a pass had changed.
 
@@ -31,18 +34,26 @@ class Guard:
     """
 
     def __init__(self, inside: Callable[[], bool]) -> None:
-        self.hook = _Hook(inside)
+        self.inside = inside
         self.layers: set[nn.Module] = set()
         self.seen: set[Any] = set()
 
-    def watch(self, what: Any, layers: Callable[[], Iterable[nn.Module]]) -> None:
-        """Refuse layers in the backward pass from now on, if the present pass has one; `what` is asked for once."""
+    def watch(self, what: Any, layers: Callable[[], Iterable[nn.Module]], again: Again) -> None:
+        """Look at layers in the backward pass from now on, if the present pass has one.
+
+        Args:
+            what: A name for the layers, which are asked for once.
+            layers: The layers.
+            again: Gives arguments with which a layer does what it did in the pass; None refuses it.
+        """
         if what not in self.seen and torch.is_grad_enabled():
             self.seen.add(what)
+            hook = _Hook(self.inside, again)
             for layer in layers():
                 if layer not in self.layers:
                     self.layers.add(layer)
-                    layer.register_forward_pre_hook(self.hook, prepend=True)
+                    layer.register_forward_pre_hook(hook, prepend=True)
+                    layer.register_forward_hook(hook.after, always_call=True)
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:
@@ -50,24 +61,40 @@ class Guard:
         if not self.layers or torch.is_grad_enabled():
             yield
             return
-        kept: list[tuple[Any, int]] = [(layer._forward_pre_hooks, key) for layer in self.layers for key in _keys(layer)]
-        for hooks, key in kept:
+        kept = [(hooks, key, hooks[key]) for layer in self.layers for hooks, key in _places(layer)]
+        for hooks, key, _ in kept:
             del hooks[key]
         try:
             yield
         finally:
-            for hooks, key in kept:
-                hooks[key] = self.hook
-                hooks.move_to_end(key, last=False)
+            for hooks, key, hook in kept:
+                hooks[key] = hook
+                if isinstance(hook, _Hook):
+                    hooks.move_to_end(key, last=False)
 
 
 class _Hook:
-    def __init__(self, inside: Callable[[], bool]) -> None:
-        self.inside = inside
+    def __init__(self, inside: Callable[[], bool], again: Again) -> None:
+        self.inside, self.again = inside, again
+        self.muted: list[nn.Module] = []
 
-    def __call__(self, layer: nn.Module, args: Any) -> None:
-        if in_backward() and not self.inside():
-            refuse(f"A random {type(layer).__name__}", "after the pass with its random weights has ended")
+    def __call__(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if not in_backward() or self.inside():
+            return None
+        found = self.again(layer, args)
+        if found is None:
+            refuse(f"A random {type(layer).__name__}", "after the pass with its random weights or noise has ended")
+        if layer.training and isinstance(layer, nn.modules.dropout._DropoutNd):  # its masks are in the arguments
+            layer.training = False
+            self.muted.append(layer)
+        return found
+
+    def after(self, layer: nn.Module, args: Any, output: Any) -> None:
+        """Let dropout drop again."""
+        del args, output
+        if layer in self.muted:
+            self.muted.remove(layer)
+            layer.training = True
 
 
 def in_backward() -> bool:
@@ -110,10 +137,16 @@ def gradients_required(layers: Iterable[nn.Module]) -> Iterator[None]:
 def without_guards(network: nn.Module) -> nn.Module:
     """Take all such hooks away, from a copy of a network whose posterior is another or none."""
     for layer in network.modules():
-        for key in _keys(layer):
-            del layer._forward_pre_hooks[key]
+        for hooks, key in _places(layer):
+            del hooks[key]
+            layer._forward_hooks_always_called.pop(key, None)
     return network
 
 
-def _keys(layer: nn.Module) -> list[int]:
-    return [key for key, hook in layer._forward_pre_hooks.items() if isinstance(hook, _Hook)]
+def _places(layer: nn.Module) -> list[tuple[Any, int]]:
+    before = [(layer._forward_pre_hooks, key) for key, hook in layer._forward_pre_hooks.items() if _is_ours(hook)]
+    return before + [(layer._forward_hooks, key) for key, hook in layer._forward_hooks.items() if _is_ours(hook)]
+
+
+def _is_ours(hook: Any) -> bool:
+    return isinstance(getattr(hook, "__self__", hook), _Hook)

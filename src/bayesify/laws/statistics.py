@@ -1,11 +1,11 @@
-"""Batch-normalisation statistics that belong to given weights."""
+"""Batch-normalisation statistics that belong to drawn weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,22 +14,86 @@ from torch.func import functional_call
 from bayesify._core.inputs import in_network_type
 from bayesify._core.modes import evaluation_mode
 from bayesify._core.trees import call, split_batch, to_device
+from bayesify.laws.passes import Refusal
 from bayesify.laws.tensors import TensorTree, batch_norms, statistics_names
 
-__all__ = ["estimate_statistics", "statistics_rows", "statistics_tree"]
+__all__ = ["Statistics", "estimate_statistics"]
+
+STALE = (
+    "The batch-normalisation statistics are older than the weights. Call "
+    "posterior.refresh_statistics(train_loader), which fit does at its end."
+)
 
 
-def statistics_tree(network: nn.Module, rows: int) -> TensorTree:
-    """Return room for the statistics of so many sets of weights, (rows, ...), filled with the network's own."""
-    stats = {name: network.get_buffer(name) for name in statistics_names(network)}
-    return TensorTree({name: s.expand(rows, *s.shape).clone() for name, s in stats.items()})
+class Statistics(nn.Module):
+    """Running statistics for the mean network and for each of some draws.
 
+    Statistics belong to weights: a law that draws weights has its own for each draw, so that a network with batch
+    normalisation has as many functions as there are rows.
 
-def statistics_rows(network: nn.Module, statistics: TensorTree, row: int) -> dict[str, Tensor]:
-    """Return one set's statistics by name, as views; as copies where batch normalisation would write into them."""
-    rows = {name: rows[row] for name, rows in statistics.as_dict().items()}
-    trains = any(norm.training for norm in batch_norms(network).values())
-    return {name: s.clone() for name, s in rows.items()} if trains else rows
+    Args:
+        network: The network, whose own statistics fill all rows at first.
+        draws: How many draws have a row.
+
+    Attributes:
+        rows: The buffers of batch normalisation by name, each (1 + draws, ...); the first row is the mean's.
+        fresh: Whether they belong to the weights as they are now: the mean's, the draws'.
+    """
+
+    fresh: Tensor
+
+    def __init__(self, network: nn.Module, draws: int) -> None:
+        super().__init__()
+        stats = {name: network.get_buffer(name) for name in statistics_names(network)}
+        self.rows = TensorTree({name: s.expand(1 + draws, *s.shape).clone() for name, s in stats.items()})
+        device = next(iter(stats.values())).device
+        self.register_buffer("fresh", torch.ones(2, dtype=torch.bool, device=device))
+
+    def outdate(self) -> None:
+        """Say that the weights have changed."""
+        self.fresh.fill_(False)
+
+    def is_fresh(self) -> Literal[True] | Refusal:
+        """True, or a sentence where the draws' statistics are older than their weights."""
+        return True if bool(self.fresh[1]) else Refusal(STALE)
+
+    def require_fresh(self) -> None:
+        """Raise where the draws' statistics are older than their weights."""
+        if not (answer := self.is_fresh()):
+            raise ValueError(str(answer))
+
+    def of(self, network: nn.Module, row: int) -> dict[str, Tensor]:
+        """Return the statistics of the mean (row 0) or of a draw, as views.
+
+        They are copies where batch normalisation would write into them.
+        """
+        rows = {name: rows[row] for name, rows in self.rows.as_dict().items()}
+        trains = any(norm.training for norm in batch_norms(network).values())
+        return {name: s.clone() for name, s in rows.items()} if trains else rows
+
+    @torch.no_grad()
+    def refresh(
+        self,
+        network: nn.Module,
+        weights: Callable[[int], Mapping[str, Tensor]],
+        loader: Iterable[Any],
+        rows: Iterable[int],
+        *,
+        max_batches: int | None = None,
+    ) -> None:
+        """Estimate the statistics of some rows anew: a pass over the loader each.
+
+        Args:
+            network: The network.
+            weights: The weights of a row, by name.
+            loader: Training batches.
+            rows: Which; 0 is the mean.
+            max_batches: How many batches; None takes the whole loader.
+        """
+        for row in rows:
+            statistics = {name: tensor[row] for name, tensor in self.rows.as_dict().items()}
+            estimate_statistics(network, weights(row), statistics, loader, max_batches=max_batches)
+        self.fresh.fill_(True)
 
 
 @torch.no_grad()

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bayesify.laws.noise import Key, keyed_numbers
-from bayesify.laws.vectors import VectorPosterior
+from bayesify._core.random import Key, keyed_numbers
+from bayesify.laws.law import Component
+from bayesify.laws.passes import Refusal
+from bayesify.laws.trace import Trace
+from bayesify.laws.vectors import VectorLaw
 
-if TYPE_CHECKING:
-    from bayesify.methods import Method
-
-__all__ = ["SWAGPosterior"]
+__all__ = ["LowRankLaw"]
 
 
-class SWAGPosterior(VectorPosterior):
+class LowRankLaw(VectorLaw):
     """N(mean, scale^2/2 (diag + D D' / (K - 1))), the moments of snapshots of the weights.
 
     A draw is w = mean + scale/sqrt(2) (diag^(1/2) z1 + D z2 / sqrt(K - 1)), z1, z2 ~ N(0, I), where diag is the
@@ -24,35 +25,22 @@ class SWAGPosterior(VectorPosterior):
     The diagonal alone (K = 0) is w = mean + scale diag^(1/2) z1. The network's own weights are the SGD iterate; the
     mean and the moments are buffers.
 
-    Batch-normalisation statistics belong to weights. They are re-estimated for the mean and for `num_draws` fixed
-    draws by `refresh_statistics`, and kept; a network with such layers then has that many functions. One without
-    has as many as are asked for.
-
     Args:
-        network: A copy of the user's network.
-        method: How it is learned.
+        network: The network.
         names: The random parameters.
         rank: The number K of deviations kept; 0 is the diagonal alone.
         scale: Multiplies the standard deviations.
-        num_draws: The number of draws that get batch-normalisation statistics.
+        num_bn_draws: The number of draws that get batch-normalisation statistics.
     """
 
+    name = "low-rank"
     average: Tensor
     square: Tensor
     deviations: Tensor
     snapshots: Tensor
 
-    def __init__(
-        self,
-        network: nn.Module,
-        method: Method,
-        *,
-        names: list[str],
-        rank: int,
-        scale: float,
-        num_draws: int,
-    ) -> None:
-        super().__init__(network, method, names=names, num_draws=num_draws)
+    def __init__(self, network: nn.Module, *, names: Sequence[str], rank: int, scale: float, num_bn_draws: int) -> None:
+        super().__init__(network, names=names, num_bn_draws=num_bn_draws)
         self.rank = rank
         self.scale = scale
         weights = self.codec.flatten(network)
@@ -65,7 +53,10 @@ class SWAGPosterior(VectorPosterior):
 
     @torch.no_grad()
     def collect(self, weights: Tensor | None = None) -> None:
-        """Add weights, by default the network's present ones, to the moments (Welford's update, exact in one pass)."""
+        """Add weights, by default the network's present ones, to the moments (Welford's update, exact in one pass).
+
+        In a loop of your own with batch normalisation, call `posterior.refresh_statistics(loader)` at its end.
+        """
         count = int(self.snapshots) + 1
         weights = self.codec.flatten(self.network) if weights is None else weights.to(self.average)
         step = weights - self.average
@@ -78,16 +69,16 @@ class SWAGPosterior(VectorPosterior):
                 self.deviations.copy_(self.deviations.roll(-1, 0))
                 self.deviations[-1] = weights - self.average
         self.snapshots.fill_(count)
-        self.outdate_statistics()
+        self.changed()
 
     @property
-    def learned(self) -> Literal[True] | str:
+    def learned(self) -> Any:
         """True once snapshots differ; before, what to call."""
         if int(self.snapshots) > 1:
             return True
-        return (
+        return Refusal(
             f"the spread of {int(self.snapshots)} snapshots of the weights is zero. bayesify.fit(posterior, loader) "
-            "collects them over its epochs; in a loop of your own call posterior.collect() now and then."
+            "collects them over its epochs; in a loop of your own call posterior.law.collect() now and then."
         )
 
     # -- prediction -------------------------------------------------------------------------------------------
@@ -111,3 +102,13 @@ class SWAGPosterior(VectorPosterior):
             columns = (self.snapshots - 1).clamp(max=self.rank)  # as many as were collected
             drawn.addmv_(self.deviations.T, z * scale / (columns - 1).clamp_min(1).sqrt())
         return drawn
+
+    def components(self, trace: Trace | None = None) -> list[Component] | Refusal:
+        """Return one component, where weights are independent."""
+        del trace
+        if self.rank:
+            return Refusal(
+                f"This SWAG posterior has weights that are correlated through {self.rank} deviations, and only draws "
+                "know of that. Use how='sampling', or the diagonal alone: SWAG(rank=0)."
+            )
+        return [Component(self.codec.split(self.average), self.codec.split(self.variance() * self.scale**2))]

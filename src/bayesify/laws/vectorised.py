@@ -1,4 +1,4 @@
-"""States of Markov chains over a network's weights, and passes through them."""
+"""Passes through several sets of weights at once."""
 
 from __future__ import annotations
 
@@ -11,23 +11,14 @@ from torch.func import functional_call, vmap
 
 from bayesify._core.trees import call
 from bayesify.laws.tensors import TensorTree, batch_norms, owners
+from bayesify.layers import layer_type
 
-__all__ = ["chain_states", "runs_batched", "vectorised_outputs", "vectorised_pass"]
-
-# Whose weights run as one batched product. Vectorised convolutions are grouped ones, slower than one after another.
-_BATCHED = (nn.Linear, nn.LayerNorm, nn.BatchNorm1d)
-
-
-def chain_states(starts: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> nn.ModuleList:
-    """Return the state of each chain as parameters that a sampler moves."""
-    return nn.ModuleList(
-        TensorTree({name: nn.Parameter(start[name].detach().clone()) for name in names}) for start in starts
-    )
+__all__ = ["runs_batched", "vectorised_outputs", "vectorised_pass"]
 
 
 def runs_batched(network: nn.Module, names: Sequence[str]) -> bool:
     """Return whether several sets of these tensors run as batched products: where linear layers own them."""
-    return all(isinstance(module, _BATCHED) for module in owners(network, names))
+    return all(any(layer_type(kind).batched for kind in type(module).__mro__) for module in owners(network, names))
 
 
 def vectorised_pass(

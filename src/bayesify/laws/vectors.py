@@ -1,50 +1,48 @@
-"""Posteriors that draw all random weights at once, as a vector."""
+"""Laws that draw all random weights at once, as a vector."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bayesify.laws.noise import Key, generator_for, keyed_numbers, shuffled
-from bayesify.laws.posterior import Posterior
-from bayesify.laws.statistics import estimate_statistics, statistics_rows, statistics_tree
-from bayesify.laws.tensors import Codec, owners
+from bayesify._core.random import Key, generator_for, keyed_numbers, shuffled
+from bayesify.laws.law import Component, Law, check_count, register_law
+from bayesify.laws.passes import Pass, Patch, Refusal
+from bayesify.laws.tensors import Codec, batch_norms
+from bayesify.laws.trace import Trace
 
-if TYPE_CHECKING:
-    from bayesify.methods import Method
-
-__all__ = ["GeneratorPosterior", "MixturePosterior", "VectorPosterior", "make_generator"]
+__all__ = ["GaussianMixtureLaw", "GeneratorLaw", "VectorLaw", "make_generator"]
 
 
-class VectorPosterior(Posterior):
+class VectorLaw(Law):
     """A distribution over the vector of random weights.
 
-    With batch normalisation it has `num_draws` fixed draws, because statistics belong to weights; without, as many as
-    are asked for.
+    With batch normalisation it has `num_bn_draws` fixed draws, because statistics belong to weights; without, as many
+    as are asked for.
 
     Args:
-        network: A copy of the user's network.
-        method: How it was made.
+        network: The network.
         names: The random parameters, in the order of the vector.
-        num_draws: The number of draws that get batch-normalisation statistics.
+        num_bn_draws: The number of draws that get batch-normalisation statistics.
     """
 
-    fresh_statistics: Tensor
-
-    def __init__(self, network: nn.Module, method: Method, *, names: list[str], num_draws: int) -> None:
-        super().__init__(network, method)
+    def __init__(self, network: nn.Module, *, names: Sequence[str], num_bn_draws: int) -> None:
+        super().__init__(network)
         self.codec = Codec(network, names)
-        self.num_draws = num_draws
-        self.statistics = statistics_tree(network, num_draws + 1)
-        self.register_buffer("fresh_statistics", torch.ones((), dtype=torch.bool))
+        self.statistics_rows = num_bn_draws
 
-    def outdate_statistics(self) -> None:
-        """Say that the weights have changed, so that their batch-normalisation statistics are not theirs."""
-        self.fresh_statistics.fill_(not self.statistics.as_dict())
+    @property
+    def names(self) -> Sequence[str]:
+        """Return the names of the random parameters."""
+        return self.codec.names
+
+    def sites(self) -> set[nn.Module]:
+        """Return the modules that own a random parameter, and those with statistics of their own for each draw."""
+        return super().sites() | set(batch_norms(self.network).values())
 
     @abstractmethod
     def sample(self, key: Key) -> Tensor:
@@ -54,59 +52,35 @@ class VectorPosterior(Posterior):
     def centre(self) -> Tensor:
         """Return the mean of the weights, (D,)."""
 
-    @torch.no_grad()
-    def refresh_statistics(
-        self,
-        loader: Iterable[Any],
-        *,
-        max_batches: int | None = None,
-        progress: Callable[[Iterable[int]], Iterable[int]] = iter,
-    ) -> None:
-        """Re-estimate batch-normalisation statistics for the mean and the fixed draws: a pass over the loader each."""
-        if not self.statistics.as_dict():
-            return
-        for draw in progress(range(-1, self.num_draws)):
-            weights = self.sample(Key(0, draw)) if draw >= 0 else self.centre()
-            statistics = {name: rows[draw + 1] for name, rows in self.statistics.as_dict().items()}
-            estimate_statistics(self.network, self.codec.split(weights), statistics, loader, max_batches=max_batches)
-        self.fresh_statistics.fill_(True)
+    def patch(self, p: Pass) -> Patch:
+        """Return the weights; a fresh pass takes a draw at random."""
+        if p.kind == "mean":
+            return Patch(self.codec.split(self.centre()))
+        if not p.keys:
+            p.keys = (self.keys(1, int(torch.randint(2**31, ())))[0],)
+        return Patch(self.codec.split(self.sample(p.key)))
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the weights, and their statistics, for the present mode."""
-        noise = self.noise
-        if noise.silent:
-            return self.codec.split(self.centre()) | self.statistics_of(0)
-        key = noise.keys[0] if noise.keys else self.keys(1, int(torch.randint(2**31, ())))[0]
-        return self.codec.split(self.sample(key)) | self.statistics_of(key.index + 1)
+    def row_weights(self, row: int) -> dict[str, Tensor]:
+        """Return the weights that a row of the statistics belongs to."""
+        return self.codec.split(self.sample(Key(0, row - 1)) if row else self.centre())
 
-    def statistics_of(self, row: int) -> dict[str, Tensor]:
-        """Return the batch-normalisation statistics of the mean (row 0) or of a fixed draw, by name."""
-        return statistics_rows(self.network, self.statistics, row)
-
-    def keys(self, num_samples: int | None, seed: int) -> list[Key]:
+    def keys(self, num_draws: int | None, seed: int) -> list[Key]:
         """Name the draws; with batch normalisation these are taken from the fixed ones, without replacement."""
-        if not self.statistics.as_dict():
-            return super().keys(num_samples, seed)
-        if not bool(self.fresh_statistics):
+        fixed = self.statistics_rows
+        if not batch_norms(self.network):
+            return super().keys(num_draws, seed)
+        count = min(self.default_draws, fixed) if num_draws is None else check_count(num_draws, fixed)
+        if count > fixed:
             raise ValueError(
-                "The batch-normalisation statistics are older than the weights. Call "
-                "posterior.refresh_statistics(train_loader), which fit does at its end."
+                f"{count} draws were asked for, but batch-normalisation statistics were re-estimated for {fixed}. Ask "
+                f"for at most that many, or begin anew: convert with a method that has num_bn_draws={count} and fit, "
+                f"or distill(..., num_bn_draws={count})."
             )
-        count = min(self.default_samples, self.num_draws) if num_samples is None else self._count(num_samples)
-        if count > self.num_draws:
-            raise ValueError(
-                f"{count} draws were asked for, but batch-normalisation statistics were re-estimated for "
-                f"{self.num_draws}. Ask for at most that many, or begin anew: convert with "
-                f"{type(self.method).__name__}(num_draws={count}) and fit, or distill(..., num_draws={count})."
-            )
-        return [Key(0, index) for index in shuffled(self.num_draws, seed)[:count]]
-
-    def sites(self) -> set[nn.Module]:
-        """Return the modules that own a random parameter or re-estimated statistics."""
-        return owners(self.network, [*self.codec.names, *self.statistics.as_dict()])
+        return [Key(0, index) for index in shuffled(fixed, seed)[:count]]
 
 
-class GeneratorPosterior(VectorPosterior):
+@register_law
+class GeneratorLaw(VectorLaw):
     """Weights from a small network: w = G(z) + residual_std e, z ~ N(0, I), e ~ N(0, I).
 
     G has ReLU layers and a linear one to all D weights, so draws lie in an affine space of H + 1 dimensions, H the last
@@ -114,33 +88,46 @@ class GeneratorPosterior(VectorPosterior):
     low rank.
 
     Args:
-        network: A copy of the user's network.
-        method: How it was made.
+        network: The network.
         names: The random parameters.
         latent: The size of z.
         hidden: Sizes of the hidden layers.
-        num_draws: The number of draws that get batch-normalisation statistics.
+        num_bn_draws: The number of draws that get batch-normalisation statistics.
         residual: Whether there is noise beside G, of one size for each weight.
+        algorithm: How it was learned, for files.
+        source: The method that it was learned from, for files.
     """
 
+    name = "generator"
+    settings = {
+        "latent": int,
+        "hidden": list[int],
+        "how": str,
+        "num_draws": int,
+        "residual": bool,
+        "names": list[str],
+        "source": str,
+    }
     residual_std: Tensor
 
     def __init__(
         self,
         network: nn.Module,
-        method: Method,
         *,
-        names: list[str],
+        names: Sequence[str],
         latent: int,
         hidden: tuple[int, ...],
-        num_draws: int,
+        num_bn_draws: int,
         residual: bool = False,
+        algorithm: str = "wgan-gp",
+        source: str = "",
     ) -> None:
-        super().__init__(network, method, names=names, num_draws=num_draws)
-        self.latent, self.residual = latent, residual
+        super().__init__(network, names=names, num_bn_draws=num_bn_draws)
+        self.latent, self.hidden, self.residual = latent, tuple(hidden), residual
+        self.algorithm, self.source = algorithm, source
         first = self.codec.flatten(network)
         with torch.random.fork_rng(devices=[]):  # its first weights are written over
-            self.generator = make_generator(latent, hidden, first.numel()).to(first.device, first.dtype)
+            self.generator = make_generator(latent, self.hidden, first.numel()).to(first.device, first.dtype)
         with torch.no_grad():  # until it has learned, the network as it is
             last = self.generator[-1]
             assert isinstance(last, nn.Linear)
@@ -148,14 +135,42 @@ class GeneratorPosterior(VectorPosterior):
             last.bias.copy_(first)
         self.register_buffer("residual_std", torch.zeros_like(first if residual else first[:1]))
 
+    def config(self) -> dict[str, Any]:
+        """Return the settings."""
+        return {
+            "latent": self.latent,
+            "hidden": list(self.hidden),
+            "how": self.algorithm,
+            "num_draws": self.statistics_rows,
+            "residual": self.residual,
+            "names": list(self.names),
+            "source": self.source,
+        }
+
+    @classmethod
+    def build(cls, network: nn.Module, config: Mapping[str, Any]) -> GeneratorLaw:
+        """Make a generator that returns the network's own weights."""
+        return cls(
+            network,
+            names=config["names"],
+            latent=config["latent"],
+            hidden=tuple(config["hidden"]),
+            num_bn_draws=config["num_draws"],
+            residual=config["residual"],
+            algorithm=config["how"],
+            source=config["source"],
+        )
+
     @property
-    def learned(self) -> Literal[True] | str:
+    def learned(self) -> Any:
         """True once draws differ; before, what to call."""
         last = self.generator[-1]
         assert isinstance(last, nn.Linear)
         if bool(last.weight.any()) or bool(self.residual_std.any()):
             return True
-        return "the generator has not learned. bayesify.fit(posterior, loader) runs the chains that it learns from."
+        return Refusal(
+            "the generator has not learned. bayesify.fit(posterior, loader) runs the chains that it learns from."
+        )
 
     @torch.no_grad()
     def sample(self, key: Key) -> Tensor:
@@ -181,30 +196,58 @@ class GeneratorPosterior(VectorPosterior):
             weights: Tensor = last(hidden.mean(0))
         return weights
 
+    def described(self) -> str:
+        """Return what the law is called in sentences."""
+        return "A generator of weights"
 
-class MixturePosterior(VectorPosterior):
+
+@register_law
+class GaussianMixtureLaw(VectorLaw):
     """A mixture of K Gaussians with diagonal covariances over the weights.
 
     Args:
-        network: A copy of the user's network.
-        method: How it was made.
+        network: The network.
         names: The random parameters.
         components: The number K.
-        num_draws: The number of draws that get batch-normalisation statistics.
+        num_bn_draws: The number of draws that get batch-normalisation statistics.
+        source: The method that it was made from, for files.
     """
 
+    name = "mixture"
+    settings = {"components": int, "num_draws": int, "names": list[str], "source": str}
     shares: Tensor
     means: Tensor
     stds: Tensor
 
     def __init__(
-        self, network: nn.Module, method: Method, *, names: list[str], components: int, num_draws: int
+        self, network: nn.Module, *, names: Sequence[str], components: int, num_bn_draws: int, source: str = ""
     ) -> None:
-        super().__init__(network, method, names=names, num_draws=num_draws)
+        super().__init__(network, names=names, num_bn_draws=num_bn_draws)
         first = self.codec.flatten(network)
+        self.source = source
         self.register_buffer("shares", first.new_full((components,), 1 / components))
         self.register_buffer("means", first.expand(components, -1).clone())
         self.register_buffer("stds", torch.zeros_like(self.means))
+
+    def config(self) -> dict[str, Any]:
+        """Return the settings."""
+        return {
+            "components": len(self.shares),
+            "num_draws": self.statistics_rows,
+            "names": list(self.names),
+            "source": self.source,
+        }
+
+    @classmethod
+    def build(cls, network: nn.Module, config: Mapping[str, Any]) -> GaussianMixtureLaw:
+        """Make a mixture at the network's own weights."""
+        return cls(
+            network,
+            names=config["names"],
+            components=config["components"],
+            num_bn_draws=config["num_draws"],
+            source=config["source"],
+        )
 
     @torch.no_grad()
     def sample(self, key: Key) -> Tensor:
@@ -217,6 +260,24 @@ class MixturePosterior(VectorPosterior):
     def centre(self) -> Tensor:
         """Return the mean of the weights, (D,)."""
         return self.shares @ self.means
+
+    def components(self, trace: Trace | None = None) -> list[Component] | Refusal:
+        """Return the Gaussians, with their shares."""
+        del trace
+        if batch_norms(self.network):
+            return Refusal(
+                "A mixture of Gaussians in a network with batch normalisation has statistics for draws, and none for "
+                "its components. Use how='sampling'."
+            )
+        return [
+            Component(self.codec.split(mean), self.codec.split(std.square()), weight=share)
+            for mean, std, share in zip(self.means, self.stds, self.shares.tolist(), strict=True)
+            if share > 0
+        ]
+
+    def described(self) -> str:
+        """Return what the law is called in sentences."""
+        return "A mixture of Gaussians"
 
 
 def make_generator(latent: int, hidden: tuple[int, ...], size: int) -> nn.Sequential:

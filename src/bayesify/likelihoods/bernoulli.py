@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -42,6 +43,27 @@ class Bernoulli(Likelihood):
     def labels(self, target: Tensor) -> Tensor:
         """Return yes (1) or no (0); a soft target counts as the nearer answer."""
         return (target > 0.5).long()
+
+    def num_classes(self, output: Tensor) -> int:
+        """Return two."""
+        del output
+        return 2
+
+    def output_factor(
+        self,
+        output: Tensor,
+        target: Tensor | None = None,
+        *,
+        num_draws: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Return sqrt(p (1 - p)) of each output on its own, (B, N, 1, 1); or y - p of answers y drawn from p."""
+        del target
+        probs = at_least_float32(output.detach()).sigmoid().reshape(len(output), -1, 1)
+        if num_draws is None:
+            return (probs * (1 - probs)).sqrt()[..., None]
+        uniform = torch.rand(*probs.shape, num_draws, generator=generator, dtype=probs.dtype, device=probs.device)
+        return ((uniform < probs[..., None]).to(probs) - probs[..., None]) / math.sqrt(num_draws)
 
     def check(self, output: Tensor, target: Tensor) -> None:
         """Raise where logits and targets do not fit."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bayesify._core.maths import at_least_float32, entropy, minimise
+from bayesify._core.maths import at_least_float32, entropy, label_log_prob, minimise
 from bayesify.likelihoods.likelihood import Likelihood, Stream
 from bayesify.likelihoods.prediction import ClassificationPrediction
 from bayesify.likelihoods.softmax_integrals import average_softmax, covariance_root
@@ -52,7 +52,7 @@ class Categorical(Likelihood):
 
     def classes_last(self, output: Tensor, *, lead: int = 1) -> Tensor:
         """Move the class dimension to the end, in at least float32; `lead` dimensions come before the event."""
-        dim = self.position(output.ndim - lead + 1)
+        dim = self.softmax_dim(output.ndim - lead + 1)
         logits = at_least_float32(output.movedim(dim if dim < 0 else dim + lead - 1, -1))
         if logits.shape[-1] == 1:
             raise ValueError(
@@ -61,16 +61,22 @@ class Categorical(Likelihood):
             )
         return logits
 
-    def position(self, ndim: int) -> int:
+    def softmax_dim(self, ndim: int) -> int:
         """Return which dimension of an output with this number of dimensions holds the classes."""
         return self.class_dim if self.class_dim is not None else (-1 if ndim <= 3 else 1)
+
+    def num_classes(self, output: Tensor) -> int:
+        """Return the size of that dimension."""
+        return output.shape[self.softmax_dim(output.ndim)]
+
+    def centre(self, output: Tensor) -> Tensor:
+        """Return the logits without their mean over classes."""
+        return output - output.mean(self.softmax_dim(output.ndim), keepdim=True)
 
     def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
         """Return ln softmax(logits)_target, (B, ...)."""
         log_probs = functional.log_softmax(self.classes_last(output), dim=-1)
-        counted = self._counted(target)
-        picked = log_probs.gather(-1, target.long().where(counted, 0)[..., None])[..., 0]
-        return picked.where(counted, 0)
+        return label_log_prob(log_probs, target.long(), self.ignore_index)
 
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the mean of -ln softmax(logits)_target over positions that count: one kernel, not `log_prob`'s ten."""
@@ -99,7 +105,7 @@ class Categorical(Likelihood):
 
     def labels(self, target: Tensor) -> Tensor:
         """Return the labels, -100 where they do not count."""
-        return target.long().where(self._counted(target), -100)
+        return self.marked(target)
 
     def check(self, output: Tensor, target: Tensor) -> None:
         """Raise where logits and labels do not fit.
@@ -132,6 +138,26 @@ class Categorical(Likelihood):
                     f"be 0 to {logits.shape[-1] - 1} (or ignore_index = {self.ignore_index}). For yes or no from a "
                     "single logit use likelihood='binary'."
                 )
+
+    def output_factor(
+        self,
+        output: Tensor,
+        target: Tensor | None = None,
+        *,
+        num_draws: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Return S, (B, T, C, C - 1), with S S' = diag p - p p'; or columns e_y - p of labels y drawn from p."""
+        probs = self.classes_last(output.detach()).softmax(-1)
+        probs = probs.reshape(len(output), -1, probs.shape[-1])
+        if num_draws is None:
+            factor = _class_factor(probs)
+        else:
+            flat = probs.flatten(0, 1)
+            drawn = [torch.multinomial(flat, 1, generator=generator).view(probs.shape[:-1]) for _ in range(num_draws)]
+            columns = [functional.one_hot(labels, probs.shape[-1]) - probs for labels in drawn]
+            factor = torch.stack(columns, -1) / math.sqrt(num_draws)
+        return factor if target is None else factor * self._counted(target).reshape(*probs.shape[:2], 1, 1)
 
     @torch.no_grad()
     def calibrate(self, batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, float]:
@@ -195,7 +221,8 @@ def fit_temperature(temperature: Tensor, logits: Tensor, labels: Tensor) -> tupl
         raise ValueError("The draws' logits are not finite, so there is nothing to calibrate. Fit the posterior again.")
 
     def loss(log_temperature: float) -> float:
-        picked = torch.stack([_picked(draw.double() / math.exp(log_temperature), labels) for draw in logits])
+        scaled = (functional.log_softmax(draw.double() / math.exp(log_temperature), -1) for draw in logits)
+        picked = torch.stack([label_log_prob(log_probs, labels) for log_probs in scaled])
         return math.log(len(picked)) - picked.logsumexp(0).mean().item()
 
     start = math.log(temperature.item())
@@ -204,8 +231,18 @@ def fit_temperature(temperature: Tensor, logits: Tensor, labels: Tensor) -> tupl
     return loss(start), value
 
 
-def _picked(logits: Tensor, labels: Tensor) -> Tensor:
-    return functional.log_softmax(logits, dim=-1).gather(-1, labels[:, None])[:, 0]
+def _class_factor(probs: Tensor) -> Tensor:
+    """Return S, (..., C, C - 1), with S S' = diag p - p p'.
+
+    diag p - p p' = D (I - q q') D with q = sqrt p, D = diag q. The reflection that takes q to -e_1 has the columns
+    h_k = e_k - (q + e_1) q_k / (1 + q_1), k > 1, which span what is orthogonal to q, so that S = D (h_2, ..., h_C).
+    """
+    roots = probs.sqrt()
+    rest = roots[..., 1:]
+    shifted = torch.cat([roots[..., :1] + 1, rest], -1)
+    basis = torch.eye(probs.shape[-1], dtype=probs.dtype, device=probs.device)[:, 1:]
+    basis = basis - shifted[..., :, None] * (rest / (1 + roots[..., :1]))[..., None, :]
+    return roots[..., :, None] * basis
 
 
 def _centred_variance(variance: Tensor) -> Tensor:

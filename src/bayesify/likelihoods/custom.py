@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 
 from bayesify.likelihoods.gaussian import Gaussian
+from bayesify.likelihoods.gaussian_draws import gaussian_draws
 from bayesify.likelihoods.likelihood import Likelihood, Stream
 from bayesify.likelihoods.prediction import Prediction, RegressionPrediction
 
 __all__ = ["Custom"]
+
+DRAWS = 128  # of Gaussian outputs, for what has no formula
 
 
 class Custom(Likelihood):
@@ -47,10 +50,21 @@ class Custom(Likelihood):
         """Return a collector of draws."""
         return _CustomStream(self._predictive, keep_samples)
 
-    def integrate(self, mean: Tensor, variance: Tensor | None, covariance: Tensor | None) -> RegressionPrediction:
-        """Return the mean and variance of the outputs, without noise."""
+    def integrate(self, mean: Tensor, variance: Tensor | None, covariance: Tensor | None) -> Prediction:
+        """Return the mean and variance of the outputs, without noise; or what `predictive` makes of their draws."""
+        if self._predictive is not None:
+            return self._predictive(self._draws(mean, variance, covariance))
         found = Gaussian(1.0).integrate(mean, variance, covariance)
         return RegressionPrediction(found.mean, torch.zeros_like(found.mean), found.epistemic)
+
+    def gaussian_log_prob(
+        self, target: Tensor, mean: Tensor, variance: Tensor | None = None, *, covariance: Tensor | None = None
+    ) -> Tensor:
+        """Return ln of the average of p(target | output) over draws of the outputs: predictions are without noise."""
+        return self.mixture_log_prob(self._draws(mean, variance, covariance), target)
+
+    def _draws(self, mean: Tensor, variance: Tensor | None, covariance: Tensor | None) -> Tensor:
+        return torch.cat(list(gaussian_draws(mean, variance, covariance, num_samples=DRAWS, seed=0)))
 
     def config(self) -> dict[str, Any]:
         """Refuse: a function is not data."""

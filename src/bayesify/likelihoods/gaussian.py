@@ -9,9 +9,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from bayesify._core.maths import at_least_float32
+from bayesify._core.maths import at_least_float32, gaussian_log_prob
 from bayesify.likelihoods.likelihood import Likelihood, Stream, variance_of
-from bayesify.likelihoods.prediction import RegressionPrediction
+from bayesify.likelihoods.prediction import Prediction, RegressionPrediction
 
 __all__ = ["Gaussian"]
 
@@ -116,9 +116,41 @@ class Gaussian(Likelihood):
     def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
         """Return ln N(target; mean, noise variance), (B, ...)."""
         mean, log_variance = self._split(output)
-        # Scaled before it is squared: a head may say anything.
-        residual = (_drop_one(target) - mean) * (-0.5 * log_variance).exp()
-        return -0.5 * (residual**2 + log_variance + math.log(2 * math.pi))
+        return gaussian_log_prob(_drop_one(target), mean, log_variance)
+
+    def centre(self, output: Tensor) -> Tensor:
+        """Return the means."""
+        return self.moments(output)[0]
+
+    def residuals(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return target - mean."""
+        mean = self.centre(output)
+        return target.reshape(mean.shape) - mean
+
+    def output_factor(
+        self,
+        output: Tensor,
+        target: Tensor | None = None,
+        *,
+        num_draws: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Return 1 / noise std of each mean, (B, N, 1, 1); or z / std, z a standard normal.
+
+        Of a noise head it is the Fisher information in mean and log variance, diag(1 / variance, 1 / 2), in draws
+        (z / std, (z^2 - 1) / 2), and not the Hessian, which depends on the target and can be negative.
+        """
+        del target
+        precise = self.moments(output.detach())[1].rsqrt().reshape(*output.shape[:-1], -1)[..., None]
+        noise: Tensor | None = None
+        if num_draws is not None:
+            shape = (*precise.shape[:-1], num_draws)
+            noise = torch.randn(shape, generator=generator, dtype=precise.dtype, device=precise.device)
+        factor = precise if noise is None else precise * noise
+        if self.noise_std == "head":
+            half = torch.full_like(precise, math.sqrt(0.5)) if noise is None else (noise.square() - 1) / 2
+            factor = torch.cat([factor, half], -2)
+        return factor.reshape(len(output), -1, 1, factor.shape[-1]) / math.sqrt(num_draws or 1)
 
     def check(self, output: Tensor, target: Tensor) -> None:
         """Raise where outputs and targets do not fit."""
@@ -132,20 +164,16 @@ class Gaussian(Likelihood):
     @torch.no_grad()
     def calibrate(self, batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, float]:
         """Fit the scale of the predictive variance; the NLL's minimum is mean((y - mean)^2 / variance)."""
-        ratios, logs = [], []
-        for outputs, targets in batches:
-            prediction = self.from_samples(outputs)
-            assert isinstance(prediction, RegressionPrediction)
-            variance = prediction.variance.double()
-            ratios.append(((_drop_one(targets).double() - prediction.mean.double()) ** 2 / variance).flatten())
-            logs.append(variance.log().flatten())
-        ratio, log_variance = torch.cat(ratios).mean().item(), torch.cat(logs).mean().item()
-        if not math.isfinite(ratio + log_variance):
+        prediction = Prediction.join([self.from_samples(outputs) for outputs, _ in batches])
+        assert isinstance(prediction, RegressionPrediction)
+        target = torch.cat([_drop_one(target) for _, target in batches])
+        before = -prediction.log_prob(target).mean().item()
+        ratio = ((target.double() - prediction.mean.double()) ** 2 / prediction.variance.double()).mean().item()
+        if not math.isfinite(ratio + before):
             raise ValueError("The predictions or the targets are not finite, so there is nothing to calibrate.")
         factor = max(ratio, 1e-12)
         self.variance_scale.mul_(factor)
-        constant = 0.5 * (log_variance + math.log(2 * math.pi))
-        return constant + 0.5 * ratio, constant + 0.5 * (math.log(factor) + ratio / factor)
+        return before, before + 0.5 * (math.log(factor) + ratio / factor - ratio)
 
     def stream(self, *, keep_samples: bool = False) -> Stream:
         """Return a collector of draws."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
-from bayesify._core.maths import at_least_float32
+from bayesify._core.maths import IGNORED, as_double, at_least_float32
 from bayesify._core.trees import output_tensor
 from bayesify._core.values import misfits
 from bayesify.likelihoods.gaussian_draws import gaussian_draws
@@ -17,6 +19,8 @@ from bayesify.likelihoods.prediction import Prediction
 __all__ = ["Likelihood", "Stream", "as_likelihood", "likelihood_from_dict", "variance_of"]
 
 _KINDS: dict[str, type[Likelihood]] = {}
+
+MOST_OUTPUTS = 512  # of an example, whose Hessian is found by differentiating twice
 
 
 class Stream(ABC):
@@ -30,15 +34,26 @@ class Stream(ABC):
     def result(self) -> Prediction:
         """Return the prediction that all draws together make."""
 
+    def add_gaussian(
+        self, mean: Tensor, variance: Tensor | None, covariance: Tensor | None, *, num_samples: int, seed: int
+    ) -> None:
+        """Add draws of Gaussian outputs; see `Likelihood.from_gaussian`."""
+        for draws in gaussian_draws(mean, variance, covariance, num_samples=num_samples, seed=seed):
+            self.add(draws)
+
 
 class Likelihood(nn.Module, ABC):
     """The distribution of a target given the network's output.
 
     A module, since noise may be learned and calibration is kept here: `temperature`-like buffers act on
     predictions only, never on the loss.
+
+    Attributes:
+        ignore_index: The label of positions that do not count.
     """
 
     kind: ClassVar[str]
+    ignore_index: int = IGNORED
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Register the kind for configuration files."""
@@ -88,9 +103,14 @@ class Likelihood(nn.Module, ABC):
         if num_samples is None:
             return self.integrate(mean, variance, covariance)
         stream = self.stream()
-        for draws in gaussian_draws(mean, variance, covariance, num_samples=num_samples, seed=seed):
-            stream.add(draws)
+        stream.add_gaussian(mean, variance, covariance, num_samples=num_samples, seed=seed)
         return stream.result()
+
+    def gaussian_log_prob(
+        self, target: Tensor, mean: Tensor, variance: Tensor | None = None, *, covariance: Tensor | None = None
+    ) -> Tensor:
+        """Return ln of the expectation of p(target | output) over Gaussian outputs, (B, ...), in float64."""
+        return self.from_gaussian(mean, variance, covariance=covariance).log_prob(self.marked(target))
 
     def from_samples(self, outputs: Tensor, *, keep_samples: bool = False) -> Prediction:
         """Return the prediction that outputs of draws, (S, B, ...), make together."""
@@ -103,10 +123,17 @@ class Likelihood(nn.Module, ABC):
         del outputs
         raise ValueError(f"{type(self).__name__} has no classes, so there is no mutual information of draws.")
 
+    # -- scores -----------------------------------------------------------------------------------------------------
+
     def weight(self, target: Tensor) -> Tensor | None:
         """Return a mask of the positions that count, (B, ...), or None when all do."""
         del target
         return None
+
+    def marked(self, target: Tensor) -> Tensor:
+        """Return the targets as predictions take them: labels of positions that do not count are -100."""
+        weight = self.weight(target)
+        return target if weight is None or target.is_floating_point() else target.long().where(weight > 0, IGNORED)
 
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the mean negative log-likelihood, in nats per position that counts."""
@@ -116,6 +143,120 @@ class Likelihood(nn.Module, ABC):
         if weight is None:
             return -log_prob.mean()
         return -(log_prob * weight).sum() / weight.sum().clamp_min(1)
+
+    def mixture_log_prob(self, outputs: Sequence[Tensor] | Tensor, target: Tensor) -> Tensor:
+        """Return ln (1/S) sum_s p(target | output s) of S draws' outputs (B, ...), in float64."""
+        each = torch.stack([self.log_prob(output, target) for output in outputs])
+        return as_double(each).logsumexp(0) - math.log(len(each))
+
+    def total_nll(self, log_prob: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sum of -ln p over the positions that count, and their number, both in float64."""
+        log_prob, weight = as_double(log_prob), self.weight(target)
+        weight = torch.ones_like(log_prob) if weight is None else weight.to(log_prob).reshape(log_prob.shape)
+        return -(log_prob * weight).sum(), weight.sum()
+
+    # -- outputs ----------------------------------------------------------------------------------------------------
+
+    def softmax_dim(self, ndim: int) -> int | None:
+        """Return which dimension of outputs holds the logits of one softmax, which does not see a shift of them all.
+
+        None where each output is on its own.
+        """
+        del ndim
+        return None
+
+    def num_classes(self, output: Tensor) -> int | None:
+        """Return the number of classes that an output is about; None for likelihoods without classes."""
+        del output
+        return None
+
+    def centre(self, output: Tensor) -> Tensor:
+        """Return what of the outputs says where the answer lies: centred logits, or means."""
+        return output
+
+    def residuals(self, output: Tensor, target: Tensor) -> Tensor | None:
+        """Return target - mean for likelihoods of numbers, else None."""
+        del output, target
+        return None
+
+    def single_variance(self) -> float | None:
+        """Return the noise variance where it is one number for all examples and outputs, else None."""
+        return None
+
+    def output_factor(
+        self,
+        output: Tensor,
+        target: Tensor | None = None,
+        *,
+        num_draws: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Return S with S S' the Hessian of -ln p in the outputs, which Laplace's approximation is made of.
+
+        By default ln p is differentiated twice. Where p is not log-concave, H may have negative eigenvalues, which have
+        no Gaussian: with H = Q diag(l) Q', S = Q diag(sqrt(max(l, 0))). A likelihood that knows better overrides this,
+        with the expectation of H over the target's own distribution (the Fisher information) where that differs.
+
+        Args:
+            output: (B, ...).
+            target: The targets; likelihoods whose H does not depend on them can do without.
+            num_draws: None is exact; else R, of columns that are random, with S S' right in expectation.
+            generator: For these.
+
+        Returns:
+            (B, T, F, R): an example's outputs are T groups of F, each with a Hessian of its own, F x F. They stand in
+            the outputs' order, but for `softmax_dim`, which stands last.
+
+        Example:
+            >>> from bayesify import Custom
+            >>> poisson = Custom(lambda output, target: (target * output - output.exp())[:, 0])
+            >>> poisson.output_factor(torch.zeros(1, 1), torch.ones(1, 1))
+            tensor([[[[1.]]]])
+        """
+        if target is None:
+            raise ValueError(f"The curvature of a {type(self).__name__} likelihood depends on the targets: give them.")
+        hessian = self._hessian(output.detach(), target)
+        values, vectors = torch.linalg.eigh(hessian)
+        factor: Tensor = (vectors * values.clamp_min(0).sqrt()[:, None])[:, None]
+        if num_draws is None:
+            return factor
+        shape = (len(factor), 1, factor.shape[-1], num_draws)
+        signs = torch.randint(2, shape, generator=generator, device=factor.device)
+        drawn: Tensor = factor @ (2 * signs - 1).to(factor) / math.sqrt(num_draws)
+        return drawn
+
+    def _hessian(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return d^2 (-ln p) / d output^2 of each example, (B, F, F), by one backward pass for each output."""
+        number = output[0].numel() if len(output) else 0
+        if number > MOST_OUTPUTS:
+            raise ValueError(
+                f"A {type(self).__name__} likelihood's curvature is found by differentiating twice, in {MOST_OUTPUTS} "
+                f"outputs of an example at most, and here are {number:,}. Write its output_factor, or use "
+                "Laplace(curvature='fisher')."
+            )
+        with torch.enable_grad():
+            leaf = at_least_float32(output.reshape(len(output), -1)).requires_grad_()
+            log_prob = self.log_prob(leaf.view(output.shape), target).sum()
+            (slope,) = torch.autograd.grad(-log_prob, leaf, create_graph=True)
+            rows = [
+                torch.autograd.grad(slope[:, index].sum(), leaf, retain_graph=True, materialize_grads=True)[0]
+                if slope.requires_grad
+                else torch.zeros_like(leaf)
+                for index in range(number)
+            ]
+        found = torch.stack(rows, 1).detach()
+        if not bool(found.isfinite().all()):
+            raise ValueError(
+                "The second derivative of ln p of an example is not finite, so there is no curvature. Check the "
+                "inputs, the targets and the network's weights, or use Laplace(curvature='fisher')."
+            )
+        # Two examples may be where a loss is linear, as Huber's is far out; three are taken for the likelihood's way.
+        if len(output) > 2 and not bool(found.any()) and bool(slope.any()):
+            raise ValueError(
+                f"ln p of this {type(self).__name__} likelihood has no second derivative in the outputs, so that there "
+                "is no curvature. Use the empirical Fisher, Laplace(curvature='fisher'), which needs the first alone."
+            )
+        return (found + found.mT) / 2
 
     def calibrate(self, batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, float]:
         """Fit the calibration to batches of draws' outputs (S, B, ...) and targets; return the NLL before and after."""

@@ -6,12 +6,12 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from bayesify._core.maths import entropy
+from bayesify._core.maths import IGNORED, as_double, entropy, gaussian_log_prob, label_log_prob
 
 __all__ = ["ClassificationPrediction", "FeaturePrediction", "Prediction", "RegressionPrediction"]
 
@@ -23,7 +23,14 @@ class Prediction:
     """What every prediction can do: be counted, indexed, joined, moved, and give scores.
 
     Where the outputs are NaN, every score is.
+
+    Attributes:
+        unit: What uncertainties are shown in, see `deviation`.
+        answers: The names of what a program that was exported returns.
     """
+
+    unit: ClassVar[str] = ""
+    answers: ClassVar[tuple[str, ...]] = ()
 
     def __repr__(self) -> str:
         """Show the fields and their shapes, not their values."""
@@ -71,6 +78,68 @@ class Prediction:
         """Return the names of the scores that this prediction has; each kind of prediction says its own."""
         raise NotImplementedError
 
+    # -- against targets --------------------------------------------------------------------------------------------
+
+    def log_prob(self, targets: Tensor) -> Tensor:
+        """Return ln p(target) of every example and position under this prediction, (B, ...), in float64.
+
+        Positions that do not count have zeros; see `counted`.
+        """
+        del targets
+        raise ValueError(f"There is no likelihood of a {type(self).__name__}.")
+
+    def correct(self, targets: Tensor) -> Tensor | None:
+        """Return where the answer is right, (B, ...); None for predictions that are not right or wrong."""
+        del targets
+        return None
+
+    def counted(self, targets: Tensor) -> Tensor:
+        """Return which positions count, (B, ...)."""
+        del targets
+        return torch.ones_like(self.score("epistemic"), dtype=torch.bool)
+
+    # -- each kind its own ------------------------------------------------------------------------------------------
+
+    @property
+    def classes(self) -> int | None:
+        """Return the number of classes; None for predictions of anything else."""
+        return None
+
+    @property
+    def output_variance(self) -> Tensor:
+        """Return how much the network's outputs vary, one number for each example and position, (B, ...)."""
+        return self.score("epistemic")
+
+    def deviation(self, name: str) -> Tensor:
+        """Return a score in the unit that it is shown in, which is `unit`."""
+        return self.score(name)
+
+    @staticmethod
+    def mixture(parts: Sequence[Prediction], weights: Sequence[float]) -> Prediction:
+        """Return the prediction of a mixture, sum_k w_k p_k, of predictions of the same inputs.
+
+        Args:
+            parts: Predictions of one kind.
+            weights: Their shares, which add up to one.
+
+        Example:
+            >>> one, zero = torch.ones(1), torch.zeros(1)
+            >>> parts = [RegressionPrediction(zero, one, zero), RegressionPrediction(4 * one, one, zero)]
+            >>> mixed = Prediction.mixture(parts, [0.5, 0.5])
+            >>> mixed.mean, mixed.epistemic
+            (tensor([2.]), tensor([4.]))
+        """
+        if len({type(part) for part in parts}) > 1:
+            raise TypeError(f"There is no mixture of {[type(part).__name__ for part in parts]}.")
+        return parts[0] if len(parts) == 1 else parts[0]._mixed(parts, weights)
+
+    def _mixed(self, parts: Sequence[Prediction], weights: Sequence[float]) -> Prediction:
+        raise TypeError(f"There is no mixture of {[type(part).__name__ for part in parts]}.")
+
+    def divergence(self, other: Any) -> Tensor:
+        """Return KL(self || other) of two predictive distributions for each example and position, in nats."""
+        raise ValueError(f"There is no divergence of a {type(self).__name__} from a {type(other).__name__}.")
+
     def _fields(self) -> list[tuple[str, Tensor]]:
         pairs = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
         return [(name, value) for name, value in pairs if isinstance(value, Tensor)]
@@ -96,7 +165,18 @@ class ClassificationPrediction(Prediction):
         logits_variance: Their variance over draws, where the predictor has it.
         samples: The draws' probabilities (S, B, ..., C), if they were asked for.
         predictor: Which one-pass predictor made it, in words; None if draws did.
+
+    Example:
+        >>> from bayesify import Categorical
+        >>> prediction = Categorical().from_samples(torch.zeros(1, 3, 4))
+        >>> prediction.log_prob(torch.tensor([0, 1, -100]))
+        tensor([-1.3863, -1.3863,  0.0000], dtype=torch.float64)
+        >>> prediction.correct(torch.tensor([0, 1, -100]))
+        tensor([ True, False, False])
     """
+
+    unit = "nats"
+    answers = ("probs", "total", "aleatoric", "epistemic")
 
     log_probs: Tensor
     aleatoric: Tensor
@@ -145,6 +225,81 @@ class ClassificationPrediction(Prediction):
         """Return the names of the scores."""
         return SCORES
 
+    def log_prob(self, targets: Tensor) -> Tensor:
+        """Return ln p(label), (B, ...), in float64; 0 where the label is -100.
+
+        Args:
+            targets: Labels (B, ...); or soft ones: shares of the classes (B, ..., C), or of the second of two classes,
+                (B, ...). Of these it is the expectation, sum_c t_c ln p_c.
+        """
+        targets = self._aligned(targets)
+        if not targets.is_floating_point():
+            return as_double(label_log_prob(self.log_probs, targets))
+        each = as_double(targets) * as_double(self.log_probs)
+        return each.where(as_double(targets) != 0, 0).sum(-1)  # 0 ln 0 = 0
+
+    def correct(self, targets: Tensor) -> Tensor:
+        """Return where the most probable class is the label, (B, ...); of soft labels it is the largest share's."""
+        targets = self._aligned(targets)
+        return self.label == (targets.argmax(-1) if targets.is_floating_point() else targets)
+
+    def counted(self, targets: Tensor) -> Tensor:
+        """Return where the label is not -100, (B, ...)."""
+        targets = self._aligned(targets)
+        return super().counted(targets) if targets.is_floating_point() else targets != IGNORED
+
+    def _aligned(self, targets: Tensor) -> Tensor:
+        """Return whole labels (B, ...), or shares of the classes (B, ..., C)."""
+        shape, soft = self.log_probs.shape[:-1], targets.is_floating_point()
+        targets = targets.to(self.log_probs.device)
+        if soft and targets.shape == self.log_probs.shape:
+            return targets
+        if targets.shape == (*shape, 1):  # likelihoods drop such a dimension too
+            targets = targets[..., 0]
+        if targets.shape != shape or (soft and self.classes != 2):
+            raise ValueError(
+                f"Targets {targets.dtype} of shape {tuple(targets.shape)} do not fit predictions of {self.classes} "
+                f"classes of shape {tuple(shape)}. Give one whole number for each, or a share of every class."
+            )
+        return torch.stack([1 - targets, targets], -1) if soft else targets.long()
+
+    @property
+    def classes(self) -> int:
+        """Return the number of classes."""
+        return self.log_probs.shape[-1]
+
+    @property
+    def output_variance(self) -> Tensor:
+        """Return the variance of the centred logits, summed over classes, (B, ...)."""
+        assert self.logits_variance is not None
+        return self.logits_variance.sum(-1)
+
+    def _mixed(self, parts: Sequence[Prediction], weights: Sequence[float]) -> ClassificationPrediction:
+        each = _stacked(parts, "log_probs")
+        known = all(getattr(part, "logits_variance", None) is not None for part in parts)
+        means = _stacked(parts, "logits_mean") if known else each
+        shares = each.new_tensor(weights).log().view(-1, *(1,) * (each.ndim - 1))
+        log_probs, probs = (each + shares).logsumexp(0), each.exp()
+        total, aleatoric = entropy(log_probs), _average(_stacked(parts, "aleatoric"), weights)
+        epistemic = (total - aleatoric).clamp_min(0)
+        votes = _average(_votes(probs, _stacked(parts, "variation_ratio")), weights)
+        between = _spread(probs, weights).sum(-1)
+        return ClassificationPrediction(
+            log_probs=log_probs,
+            aleatoric=total - epistemic,
+            epistemic=epistemic,
+            variation_ratio=(1 - votes.amax(-1)).clamp_min(0),
+            model_variance=_average(_stacked(parts, "model_variance"), weights) + between,
+            logits_mean=_average(means, weights) if known else None,
+            logits_variance=_average(_stacked(parts, "logits_variance"), weights) + _spread(means, weights)
+            if known
+            else None,
+        )
+
+    def divergence(self, other: ClassificationPrediction) -> Tensor:
+        """Return sum_c p_c ln (p_c / q_c), (B, ...)."""
+        return (self.probs * (self.log_probs - other.log_probs)).nan_to_num(0.0).sum(-1)  # 0 ln 0 = 0
+
 
 @dataclass(frozen=True, repr=False)
 class RegressionPrediction(Prediction):
@@ -157,6 +312,9 @@ class RegressionPrediction(Prediction):
         samples: The draws' means (S, B, ...), if they were asked for.
         predictor: Which one-pass predictor made it, in words; None if draws did.
     """
+
+    unit = "std"
+    answers = ("mean", "variance", "aleatoric", "epistemic")
 
     mean: Tensor
     aleatoric: Tensor
@@ -202,6 +360,41 @@ class RegressionPrediction(Prediction):
         """Return the names of the scores."""
         return ("total", "aleatoric", "epistemic")
 
+    def log_prob(self, targets: Tensor) -> Tensor:
+        """Return ln N(target; mean, variance), (B, ...), in float64.
+
+        Args:
+            targets: Of the mean's shape, or with one more dimension of size one.
+
+        Example:
+            >>> one = torch.ones(1)
+            >>> RegressionPrediction(0 * one, one, 0 * one).log_prob(torch.zeros(1, 1))
+            tensor([-0.9189], dtype=torch.float64)
+        """
+        targets = targets.to(self.mean.device)
+        if targets.shape == (*self.mean.shape, 1):
+            targets = targets[..., 0]
+        if targets.shape != self.mean.shape:
+            raise ValueError(
+                f"Targets of shape {tuple(targets.shape)} do not fit predictions of shape {tuple(self.mean.shape)}."
+            )
+        return gaussian_log_prob(as_double(targets), as_double(self.mean), as_double(self.variance).log())
+
+    def deviation(self, name: str) -> Tensor:
+        """Return the root of a score, which is a variance."""
+        return self.score(name).sqrt()
+
+    def _mixed(self, parts: Sequence[Prediction], weights: Sequence[float]) -> RegressionPrediction:
+        means, aleatoric, own = (_stacked(parts, name) for name in ("mean", "aleatoric", "epistemic"))
+        return RegressionPrediction(
+            _average(means, weights), _average(aleatoric, weights), _average(own, weights) + _spread(means, weights)
+        )
+
+    def divergence(self, other: RegressionPrediction) -> Tensor:
+        """Return KL(N(mean, variance) || the other's), (B, ...)."""
+        ratio = self.variance / other.variance
+        return 0.5 * (ratio + (self.mean - other.mean).square() / other.variance - 1 - ratio.log())
+
 
 @dataclass(frozen=True, repr=False)
 class FeaturePrediction(Prediction):
@@ -226,3 +419,24 @@ class FeaturePrediction(Prediction):
     def scores(self) -> tuple[str, ...]:
         """Return the names of the scores."""
         return ("epistemic",)
+
+
+def _stacked(parts: Sequence[Prediction], name: str) -> Tensor:
+    return torch.stack([getattr(part, name) for part in parts])
+
+
+def _average(values: Tensor, weights: Sequence[float]) -> Tensor:
+    found: Tensor = torch.tensordot(values.new_tensor(weights), values, 1)
+    return found
+
+
+def _spread(values: Tensor, weights: Sequence[float]) -> Tensor:
+    return _average((values - _average(values, weights)).square(), weights)
+
+
+def _votes(probs: Tensor, ratio: Tensor) -> Tensor:
+    """Return how draws vote: all but the ratio for the most probable class, the others as the probabilities are."""
+    best = torch.zeros_like(probs).scatter(-1, probs.argmax(-1, keepdim=True), 1.0)
+    others = probs * (1 - best)
+    others = others / others.sum(-1, keepdim=True).clamp_min(torch.finfo(probs.dtype).tiny)
+    return best * (1 - ratio[..., None]) + others * ratio[..., None]

@@ -5,10 +5,9 @@ from types import ModuleType
 
 from bayesify.methods.abnn import ABNN
 from bayesify.methods.apd import APD
-from bayesify.methods.banks import Bank, inherit, join_banks, sample_bank
+from bayesify.methods.banks import inherit, join_banks, require_bank, sample_bank, source_of
 from bayesify.methods.bayes_adapter import BayesAdapter
-from bayesify.methods.deep_ensemble import DeepEnsemble, ensemble
-from bayesify.methods.distilled import Generator, Mixture
+from bayesify.methods.deep_ensemble import DeepEnsemble
 from bayesify.methods.ibnn import IBNN
 from bayesify.methods.laplace import Laplace
 from bayesify.methods.map import MAP
@@ -25,25 +24,23 @@ __all__ = [
     "MAP",
     "SGLD",
     "SWAG",
-    "Bank",
     "BayesAdapter",
     "DeepEnsemble",
-    "Generator",
     "Laplace",
     "MCDropout",
     "Method",
-    "Mixture",
     "Stage",
     "Survey",
     "UncertaintyRegulariser",
     "as_method",
-    "ensemble",
     "inherit",
     "join_banks",
     "method_from_dict",
     "methods",
     "register",
+    "require_bank",
     "sample_bank",
+    "source_of",
 ]
 
 

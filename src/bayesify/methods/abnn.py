@@ -11,22 +11,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from bayesify.conversion import Conversion, ConversionRow, Selection, replace_modules, require_something
 from bayesify.laws import (
     LossTerms,
-    Noise,
+    MemberLaw,
     NoiseShape,
-    NormKind,
-    NormMembersPosterior,
+    NoisyLayerLaw,
+    NormSite,
     Posterior,
-    attach_noise,
-    norm_kind,
-    register_norm,
     tracking_norms,
 )
-from bayesify.methods.member_stages import member_losses, member_stages
-from bayesify.methods.method import Method, Stage, register
+from bayesify.layers import NormLayer, layer_type, register_by_old_name
+from bayesify.methods.method import Method, Stage, member_losses, member_stages, register
 from bayesify.methods.random_weights import draw_eta, eta_of_classes, eta_of_examples
+from bayesify.selection import Conversion, Selection, require_something, select_modules
 
 __all__ = ["ABNN"]
 
@@ -107,47 +104,49 @@ class ABNN(Method):
 
     @classmethod
     def register_type(cls, kind: type[nn.Module], *, channel_dim: int | None = None, before: str | None = None) -> None:
-        """Convert normalisation layers of another type: ones that return gamma xhat + beta, beta called `bias`.
-
-        Args:
-            kind: The exact type.
-            channel_dim: The dimension along which gamma varies; None takes the last.
-            before: The name of a submodule that takes the scaled output, where an activation follows inside the layer.
-        """
-        register_norm(kind, NormKind(channel_dim, before))
+        """Make a type known; the name is old, see `bayesify.register_type`."""
+        register_by_old_name("ABNN.register_type", kind, NormLayer(channel_dim, before))
 
     # -- building -------------------------------------------------------------------------------------------
 
-    def build(self, network: nn.Module, selection: Selection) -> NormMembersPosterior:
-        """Attach noise to the wanted layers and give each member its own tensors."""
+    def build(self, network: nn.Module, selection: Selection) -> tuple[MemberLaw, Conversion]:
+        """Put noise behind the wanted layers and give each member its own tensors."""
         table = self._table(network, selection)
-        noise = Noise()
-        for name in table.converted:
-            layer = network.get_submodule(name)
-            kind = norm_kind(type(layer))
-            assert kind is not None
-            attach_noise(layer, kind, self.alpha, noise, name, self.noise)
+        places = [self._site(network, name) for name in table.converted]
         names = self._trained(network, table)
         buffers = self._statistics(network)
         members = [self._member(network, names, buffers) for _ in range(self.members)]
         network.requires_grad_(False)  # its own values are what the members start from, and nobody trains them
-        posterior = NormMembersPosterior(
-            network, members, self, noise=noise, keep_statistics=self.statistics == "frozen"
-        )
-        posterior.default_samples = self.members * self.samples
-        posterior.conversion = table
-        return posterior
+        keep = self.statistics == "frozen"
+        traced: frozenset[Any] = frozenset({"draw", "fresh"})  # noise for each example has to know the batch
+        parts = [NoisyLayerLaw(network, places, own=own, keep_statistics=keep, traced=traced) for own in members]
+        law = MemberLaw(network, parts)
+        law.default_draws = self.members * self.samples
+        return law, table
+
+    def state(self, posterior: Posterior) -> nn.Module:
+        """Return room for the members' weights of classes, which the first loss draws."""
+        like = next((p for p in posterior.network.parameters() if p.is_floating_point()), torch.empty(0))
+        return ClassWeights(like.new_zeros(len(posterior.law.parts), 0).detach())
+
+    def _site(self, network: nn.Module, name: str) -> NormSite:
+        layer = network.get_submodule(name)
+        kind = layer_type(layer).norm
+        assert kind is not None
+        dims: tuple[int, ...] = (kind.channel_dim,) if kind.channel_dim is not None else ()
+        dims = dims or tuple(range(-len(getattr(layer, "normalized_shape", (1,))), 0))
+        scales = kind.scales and getattr(layer, "weight", None) is not None
+        return NormSite(name, self.alpha, self.noise, dims, kind.before, scales)
 
     def _table(self, network: nn.Module, selection: Selection) -> Conversion:
-        note = f"noise with alpha={self.alpha:g} per {self.noise}"
-
-        def decide(name: str, module: nn.Module) -> str | None:
+        def decide(name: str, module: nn.Module) -> tuple[bool, str] | None:
             del name
-            return note if norm_kind(type(module)) is not None else _reason(module)
+            if layer_type(module).norm is not None:
+                return True, f"noise with alpha={self.alpha:g} per {self.noise}"
+            reason = _reason(module)
+            return None if reason is None else (False, reason)
 
-        _, table = replace_modules(network, decide, selection)
-        rows = [ConversionRow(row.name, row.type, row.parameters, row.reason == note, row.reason) for row in table.rows]
-        found = Conversion(tuple(rows))
+        found = select_modules(network, decide, selection)
         needs = f"normalisation layers. Networks without them can be converted with {_OTHERS}"
         require_something(found, network, "ABNN", needs)
         return found
@@ -183,7 +182,6 @@ class ABNN(Method):
         return member_losses(posterior, lambda member: self._member_loss(posterior, member, inputs, targets))
 
     def _member_loss(self, posterior: Posterior, member: int, inputs: Any, targets: Tensor) -> LossTerms:
-        assert isinstance(posterior, NormMembersPosterior)
         output = self.outputs(posterior, inputs)
         likelihood = posterior.likelihood
         if self.eta == 0:
@@ -199,7 +197,7 @@ class ABNN(Method):
         return LossTerms(nll=(counted * nll).sum() / number, eta=(counted * eta * nll).sum() / number)
 
     def _eta(
-        self, posterior: NormMembersPosterior, member: int, output: Tensor, inputs: Any, targets: Tensor, nll: Tensor
+        self, posterior: Posterior, member: int, output: Tensor, inputs: Any, targets: Tensor, nll: Tensor
     ) -> Tensor:
         found = eta_of_classes(posterior.likelihood, output, targets)
         if found is None:
@@ -207,14 +205,15 @@ class ABNN(Method):
             eta = eta_of_examples(examples, len(targets), self.seed, member)
             return eta.to(nll.dtype).reshape(-1, *(1,) * (nll.ndim - 1))
         labels, classes = found
-        if posterior.eta.shape[1] == 0:
-            posterior.eta = draw_eta(self, len(posterior.members), classes).to(posterior.eta)
-        if posterior.eta.shape[1] != classes:
+        weights = self.learning(posterior)
+        if weights.eta.shape[1] == 0:
+            weights.eta = draw_eta(self, len(posterior.law.parts), classes).to(weights.eta)
+        if weights.eta.shape[1] != classes:
             raise ValueError(
-                f"The members' weights are of {posterior.eta.shape[1]} classes, and now there are {classes}. Convert "
+                f"The members' weights are of {weights.eta.shape[1]} classes, and now there are {classes}. Convert "
                 "the network anew for another likelihood."
             )
-        return posterior.eta[member].to(nll.dtype)[labels]
+        return weights.eta[member].to(nll.dtype)[labels]
 
     def stages(self, posterior: Posterior) -> list[Stage]:
         """Return one stage for each member."""
@@ -227,7 +226,7 @@ class ABNN(Method):
         return stages
 
     @classmethod
-    def join(cls, posteriors: Sequence[Posterior]) -> NormMembersPosterior:
+    def join(cls, posteriors: Sequence[Posterior]) -> Posterior:
         """Make one posterior of several of one network, so that members can be trained in processes of their own.
 
         Args:
@@ -236,25 +235,50 @@ class ABNN(Method):
         Returns:
             A posterior with all members; the parts are left untouched.
         """
-        parts = [part for part in posteriors if isinstance(part, NormMembersPosterior)]
-        if not parts or len(parts) != len(posteriors):
+        if not posteriors or not all(isinstance(part.method, ABNN) for part in posteriors):
             raise ValueError("join needs posteriors that ABNN made, at least one.")
-        shared = [part.network.state_dict() for part in parts]
-        settings = [dataclasses.replace(part.method, members=1, seed=0) for part in parts]  # type: ignore[call-arg]
-        for part, state, setting in zip(parts, shared, settings, strict=True):
+        shared = [part.network.state_dict() for part in posteriors]
+        settings = [dataclasses.replace(part.method, members=1, seed=0) for part in posteriors]  # type: ignore[type-var]
+        for state, setting in zip(shared, settings, strict=True):
             same = state.keys() == shared[0].keys() and all(torch.equal(t, shared[0][n]) for n, t in state.items())
-            if not same or setting != settings[0] or part.eta.shape[1] != parts[0].eta.shape[1]:
+            if not same or setting != settings[0]:
                 raise ValueError("These posteriors are not of one network, or were not fitted with one configuration.")
-        joined = copy.deepcopy(parts[0])
-        for part in parts[1:]:
-            joined.members.extend(copy.deepcopy(tree) for tree in part.members)
-        joined.eta = torch.cat([part.eta for part in parts])
-        joined.method = dataclasses.replace(joined.method, members=len(joined.members))  # type: ignore[call-arg]
-        joined.default_samples = sum(part.default_samples for part in parts)
+        joined = copy.deepcopy(posteriors[0])
+        parts = list(joined.law.parts)
+        for part in posteriors[1:]:
+            memo = {id(part.network): joined.network}
+            parts += [copy.deepcopy(own, memo) for own in part.law.parts]
+        joined.law = MemberLaw(joined.network, parts)
+        joined.law.condition(joined.likelihood)
+        joined.law.default_draws = sum(part.default_draws for part in posteriors)
+        joined.method = dataclasses.replace(joined.method, members=len(parts))  # type: ignore[type-var]
+        known = [part.learning.eta for part in posteriors if isinstance(part.learning, ClassWeights)]
+        whole = len(known) == len(posteriors) and len({eta.shape[1] for eta in known}) == 1
+        joined.learning = ClassWeights(torch.cat(known)) if whole else None
         return joined
+
+
+class ClassWeights(nn.Module):
+    """How much more each class counts for each member.
+
+    Attributes:
+        eta: (M, C); (M, 0) before the first loss says C.
+    """
+
+    eta: Tensor
+
+    def __init__(self, eta: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("eta", eta)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        found = state_dict.get(f"{prefix}eta")
+        if found is not None and found.ndim == 2 and len(found) == len(self.eta):
+            self.eta = self.eta.new_zeros(found.shape)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 def _reason(module: nn.Module) -> str | None:
     if next(module.children(), None) is None and "norm" in type(module).__name__.lower():
-        return f"{type(module).__name__} is not registered; if it normalises, add it with ABNN.register_type"
+        return f"{type(module).__name__} is not registered; if it normalises, add it with bayesify.register_type"
     return "not a normalisation layer" if next(module.parameters(recurse=False), None) is not None else None

@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from bayesify.conversion import Selection, require_something, select_parameters
-from bayesify.laws import (
-    DistilledPosterior,
-    GeneratorPosterior,
-    Key,
-    LossTerms,
-    Posterior,
-    TensorTree,
-    Workshop,
-    generator_for,
-)
-from bayesify.methods.banks import DTYPES
+from bayesify.laws import STORAGE, Codec, GeneratorLaw, Key, Posterior, TensorTree, generator_for
+from bayesify.methods.chains import Chains
 from bayesify.methods.gan import Game, Kind, make_moments, make_players
-from bayesify.methods.method import Stage, register
+from bayesify.methods.method import register
 from bayesify.methods.pca import fold_generator, reduce_samples
 from bayesify.methods.sgld import SGLD, sample_steps
+from bayesify.selection import Conversion, Selection, require_something, select_parameters
 
 __all__ = ["APD"]
 
@@ -93,47 +84,43 @@ class APD(SGLD):
 
     # -- building -----------------------------------------------------------------------------------------------
 
-    def build(self, network: nn.Module, selection: Selection) -> DistilledPosterior:  # type: ignore[override]
-        """Make a generator that returns the network's own weights, and chains for it to learn from."""
+    def build(self, network: nn.Module, selection: Selection) -> tuple[GeneratorLaw, Conversion]:  # type: ignore[override]
+        """Make a generator that returns the network's own weights."""
         names, table = select_parameters(network, selection, how=f"generated, {self.how}")
         require_something(table, network, "APD", "parameters that are not frozen")
-        posterior = DistilledPosterior(
-            network, self, names=names, latent=self.latent, hidden=self.hidden, num_draws=self.num_draws
+        law = GeneratorLaw(
+            network,
+            names=names,
+            latent=self.latent,
+            hidden=self.hidden,
+            num_bn_draws=self.num_draws,
+            algorithm=self.how,
+            source=self.name,
         )
-        posterior.workshop = self.make_workshop(posterior)
-        posterior.conversion = table
-        return posterior
+        return law, table
 
-    def make_workshop(self, posterior: GeneratorPosterior) -> Workshop:
-        """Return chains at their starts, room for their samples, and a critic that has learned nothing."""
-        codec = posterior.codec
-        critic, moments = nn.Sequential(), TensorTree({})
-        if self.online:  # offline both players begin and end with the distillation
-            random = torch.Generator().manual_seed(self.seed)
-            _, critic = make_players(sum(codec.sizes), self.latent, self.hidden, posterior.residual_std, random)
-            moments = make_moments(posterior.generator, critic, self.how)
-        return Workshop(
-            codec,
-            self.chain_starts(posterior.network, codec.names),
+    def state(self, posterior: Posterior) -> APDState:
+        """Return chains at their starts, room for their samples, and two players that have learned nothing."""
+        law = cast(GeneratorLaw, posterior.law)
+        return APDState(
+            law.codec,
+            self.chain_starts(posterior.network, list(law.names)),
             room=self.chains * self.num_samples,
-            dtype=DTYPES[self.storage] if self.storage else None,
-            critic=critic,
-            moments=moments,
+            dtype=STORAGE[self.storage] if self.storage else None,
+            players=self._players(law) if self.online else None,  # offline both begin and end with the distillation
+            kind=self.how,
         )
 
     # -- learning -----------------------------------------------------------------------------------------------
 
-    def objective(self, posterior: Posterior, inputs: Any, targets: Any, num_data: int) -> LossTerms:
-        """Return the mean negative log-likelihood over the chains."""
-        assert isinstance(posterior, DistilledPosterior)
-        workshop = self._workshop(posterior)
-        workshop.num_data.fill_(num_data)
-        return self.joint_objective(posterior, posterior.chain_outputs(inputs), targets, workshop.chains)
+    def data_count(self, posterior: Posterior) -> Tensor:
+        """Return where the number of data is kept, which the sampler reads."""
+        return cast(APDState, self.learning(posterior)).num_data
 
-    def stages(self, posterior: Posterior) -> list[Stage]:
-        """Return one stage, which moves all chains."""
-        workshop = self._workshop(posterior)
-        return self.joint_stage(posterior, workshop.chains, workshop.num_data)
+    def noise_shares(self, posterior: Posterior, chain: int | None = None) -> Tensor:
+        """Return where the share of gradient noise of each chain is kept, or of one, while they run."""
+        shares = cast(APDState, self.learning(posterior)).shares
+        return shares if chain is None else shares[chain : chain + 1]
 
     def make_schedule(self, optimiser: Optimizer, total_steps: int) -> LambdaLR:
         """Return the schedule of the step sizes, if there will be anything to learn from."""
@@ -147,15 +134,14 @@ class APD(SGLD):
     def after_step(self, posterior: Posterior, step: int, total_steps: int, steps_per_epoch: int) -> None:
         """Keep samples where they are due; online, let the generator learn from them."""
         del steps_per_epoch
-        assert isinstance(posterior, DistilledPosterior)
-        workshop = self._workshop(posterior)
+        state: APDState = self.learning(posterior)
         if step == 1:
-            self.check_steps(int(workshop.num_data), total_steps)
-            posterior.noise_shares().fill_(-1)
+            self.check_steps(int(state.num_data), total_steps)
+            state.shares.fill_(-1)
         due = _sample_numbers(self, total_steps)
         if step not in due:
             return
-        workshop.collect()
+        state.collect()
         taken, every = due[step], self.round_samples
         if self.online and (taken % every == 0 or taken == len(due)):
             number, rounds = -(-taken // every), -(-len(due) // every)
@@ -165,86 +151,177 @@ class APD(SGLD):
 
     def finish(self, posterior: Posterior, loader: Iterable[Any], progress: Callable[..., Any]) -> None:
         """Let the generator learn, if it has not; leave chains and samples behind; re-estimate statistics."""
-        assert isinstance(posterior, DistilledPosterior)
-        workshop = self._workshop(posterior)
-        if int(workshop.total) == 0:
-            workshop.collect()
+        state: APDState = self.learning(posterior)
+        if int(state.total) == 0:
+            state.collect()
         if not self.online:
             self._learn_from_all(posterior, progress)
-        elif int(workshop.rounds) == 0:
+        elif int(state.rounds) == 0:
             self._round(posterior, self.steps)
-        self.check_noise(posterior.noise_shares())
-        posterior.meter = None
-        posterior.close_workshop()
+        self.check_noise(state.shares)
+        posterior.learning = None
         posterior.refresh_statistics(loader, max_batches=self.statistics_batches, progress=progress)
 
     # -- the generator's part -----------------------------------------------------------------------------------
 
-    def _workshop(self, posterior: Posterior) -> Workshop:
-        assert isinstance(posterior, DistilledPosterior)
-        if posterior.workshop is None:  # another fit begins anew
-            posterior.workshop = self.make_workshop(posterior)
-        return posterior.workshop
+    def _players(self, law: GeneratorLaw, random: torch.Generator | None = None) -> tuple[nn.Sequential, nn.Sequential]:
+        random = torch.Generator().manual_seed(self.seed) if random is None else random
+        return make_players(sum(law.codec.sizes), self.latent, self.hidden, law.residual_std, random)
 
-    def _learn_from_all(self, posterior: DistilledPosterior, progress: Callable[..., Any]) -> None:
-        workshop = self._workshop(posterior)
-        like = posterior.residual_std
-        reduction = reduce_samples(workshop.samples[: len(workshop)].to(workshop.shift.dtype), self.hidden[-1])
+    def _learn_from_all(self, posterior: Posterior, progress: Callable[..., Any]) -> None:
+        state, law = self.learning(posterior), cast(GeneratorLaw, posterior.law)
+        like = law.residual_std
+        reduction = reduce_samples(state.samples[: len(state)].to(state.shift.dtype), self.hidden[-1])
         random = generator_for(Key(self.seed), "distillation", like.device)
         columns = reduction.coordinates.shape[1]
         generator, critic = make_players(columns, self.latent, self.hidden, like, random)
         game = self._game(generator, critic, random)
         for _ in progress(range(self.steps)):
             game.step(reduction.coordinates)
-        fold_generator(generator, reduction, posterior.generator)
+        fold_generator(generator, reduction, law.generator)
+        law.changed()
 
-    def _round(self, posterior: DistilledPosterior, steps: int) -> None:
+    def _round(self, posterior: Posterior, steps: int) -> None:
         """Let the generator take steps on the samples there are."""
-        workshop = self._workshop(posterior)
-        if len(workshop) < 2:  # a first round of one chain's one sample
+        state, law = self.learning(posterior), cast(GeneratorLaw, posterior.law)
+        if len(state) < 2:  # a first round of one chain's one sample
             return
-        random = generator_for(Key(self.seed, int(workshop.rounds)), "distillation", posterior.residual_std.device)
-        if int(workshop.rounds) == 0:
-            workshop.standardise()
-            generator, critic = make_players(
-                sum(posterior.codec.sizes), self.latent, self.hidden, posterior.residual_std, random
-            )
-            posterior.generator.load_state_dict(generator.state_dict())
-            workshop.critic.load_state_dict(critic.state_dict())
+        random = generator_for(Key(self.seed, int(state.rounds)), "distillation", law.residual_std.device)
+        if int(state.rounds) == 0:
+            state.standardise()
+            for kept, made in zip(state.players, self._players(law, random), strict=True):
+                kept.load_state_dict(made.state_dict())
         # Copies, since several processes watch the gradients of what the posterior holds.
-        kept = (posterior.generator, workshop.critic)
-        players = copy.deepcopy(kept)
-        game = self._game(*players, random, workshop)
-        rows = workshop.samples[: len(workshop)]
+        players = copy.deepcopy((state.generator, state.critic))
+        game = self._game(*players, random, state)
+        rows = state.samples[: len(state)]
         with torch.enable_grad():
             for _ in range(steps):
-                game.step(rows, workshop.prepare)
-        for player, learned in zip(kept, players, strict=True):
+                game.step(rows, state.prepare)
+        for player, learned in zip(state.players, players, strict=True):
             player.load_state_dict(learned.state_dict())
-        workshop.rounds += 1
-        posterior.outdate_statistics()
+        state.rounds += 1
+        state.fold(law.generator)
+        law.changed()
 
     def _game(
-        self, generator: nn.Sequential, critic: nn.Sequential, random: torch.Generator, workshop: Workshop | None = None
+        self, generator: nn.Sequential, critic: nn.Sequential, random: torch.Generator, state: APDState | None = None
     ) -> Game:
         return Game(
             generator, critic, kind=self.how, batch=self.batch, critic_steps=self.critic_steps, lr=self.generator_lr,
-            random=random, moments=None if workshop is None else workshop.moments,
+            random=random, moments=None if state is None else state.moments,
         )  # fmt: skip
 
     @torch.no_grad()
-    def _restart(self, posterior: DistilledPosterior) -> None:
+    def _restart(self, posterior: Posterior) -> None:
         """Put every chain at a draw of the generator."""
-        workshop = self._workshop(posterior)
+        state, law = self.learning(posterior), cast(GeneratorLaw, posterior.law)
         for index in range(self.chains):
-            drawn = posterior.sample(Key(self.seed, int(workshop.rounds) * self.chains + index))
-            for name, tensor in posterior.codec.split(drawn).items():
-                workshop.chain_tensors(index)[name].copy_(tensor)
+            drawn = law.sample(Key(self.seed, int(state.rounds) * self.chains + index))
+            for name, tensor in law.codec.split(drawn).items():
+                state.tensors(index)[name].copy_(tensor)
 
     @classmethod
     def example(cls) -> APD:
         """Return a short run with a small generator."""
         return cls(**SGLD.example_settings(), chains=2, hidden=(20, 20), steps=500)
+
+
+class APDState(Chains):
+    """What a generator is learned with, and is not needed afterwards: chains, their last samples, and two players.
+
+    Samples are first in, first out: when there is no more room, the newest takes the place of the oldest. The players
+    see samples as multiples of their root mean variance, around their mean: w = shift + scale G(z).
+
+    Args:
+        codec: Of the network's random parameters.
+        starts: For each chain, the parameters by name that it begins with.
+        room: How many samples are kept.
+        dtype: Of the samples; None takes the parameters' own.
+        players: A generator and a critic; None where they are not kept between rounds.
+        kind: Of their game.
+
+    Attributes:
+        total: How many samples there were.
+        rounds: How often the generator has learned from them.
+        shift: What is added to the generator's outputs, (D,).
+        scale: What they are multiplied by before.
+        shares: The share of gradient noise of each chain.
+    """
+
+    samples: Tensor
+    total: Tensor
+    rounds: Tensor
+    num_data: Tensor
+    shift: Tensor
+    scale: Tensor
+    shares: Tensor
+
+    def __init__(
+        self,
+        codec: Codec,
+        starts: Sequence[Mapping[str, Tensor]],
+        *,
+        room: int,
+        dtype: torch.dtype | None,
+        players: tuple[nn.Sequential, nn.Sequential] | None,
+        kind: Kind,
+    ) -> None:
+        super().__init__(starts, codec.names)
+        self.codec = codec
+        like = next(self.chains.parameters())
+        columns = sum(codec.sizes)
+        self.generator, self.critic = players or (nn.Sequential(), nn.Sequential())
+        self.moments = make_moments(self.generator, self.critic, kind) if players else TensorTree({})
+        rows = torch.zeros(room, columns, dtype=dtype or codec.dtype, device=like.device)
+        self.register_buffer("samples", rows)
+        for name in ("total", "rounds", "num_data"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.long, device=like.device))
+        self.register_buffer("shift", rows.new_zeros(columns, dtype=codec.dtype))
+        self.register_buffer("scale", rows.new_ones((), dtype=codec.dtype))
+        self.register_buffer("shares", rows.new_full((len(starts),), -1.0, dtype=codec.dtype))
+
+    def __len__(self) -> int:
+        """Return the number of samples that are kept now."""
+        return min(int(self.total), len(self.samples))
+
+    def __bool__(self) -> bool:
+        """Return True: without samples it is what it is."""
+        return True
+
+    @property
+    def players(self) -> tuple[nn.Sequential, nn.Sequential]:
+        """The generator and the critic."""
+        return self.generator, self.critic
+
+    @torch.no_grad()
+    def collect(self) -> None:
+        """Keep the present state of every chain."""
+        for index in range(len(self.chains)):
+            row = self.samples[int(self.total) % len(self.samples)]
+            row.copy_(self.codec.join(self.tensors(index)))
+            self.total += 1
+
+    @torch.no_grad()
+    def standardise(self) -> None:
+        """Let the generator's outputs be multiples of the samples' root mean variance, around their mean."""
+        rows = self.samples[: len(self)].to(self.shift.dtype)
+        variance, mean = torch.var_mean(rows, 0, correction=0)
+        self.shift.copy_(mean)
+        self.scale.copy_(variance.mean().sqrt().clamp_min(torch.finfo(mean.dtype).tiny))
+
+    def prepare(self, rows: Tensor) -> Tensor:
+        """Return samples as the critic sees them."""
+        return (rows.to(self.shift.dtype) - self.shift) / self.scale
+
+    @torch.no_grad()
+    def fold(self, into: nn.Sequential) -> None:
+        """Write the generator into one of weights: shift and scale go into its last layer."""
+        into.load_state_dict(self.generator.state_dict())
+        last = into[-1]
+        assert isinstance(last, nn.Linear)
+        last.weight.mul_(self.scale)
+        last.bias.mul_(self.scale).add_(self.shift)
 
 
 @functools.lru_cache(maxsize=8)

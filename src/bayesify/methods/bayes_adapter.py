@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from bayesify.conversion import Selection, require_something, select_parameters
-from bayesify.laws import GaussianPosterior, LossTerms, NoiseKind, Posterior
+from bayesify.laws import Estimator, GaussianLaw, Law, LossTerms, Posterior
 from bayesify.laws.tensors import tensor_of
 from bayesify.methods.method import Method, Stage, rate_factor, register
+from bayesify.selection import Conversion, Selection, require_something, select_parameters
 
 __all__ = ["BayesAdapter"]
 
@@ -34,7 +34,7 @@ class BayesAdapter(Method):
 
     Attributes:
         noise: How a training pass is random: "auto", "exemplar", "local", "flipout" or "shared"; see
-            `GaussianPosterior`.
+            `GaussianLaw`.
         start_std: psi starts as ln of numbers whose logarithms are uniform between those of these two (the paper's
             e^-6 to e^-5).
         prior: Its mean m: "zero", or "pretrained", the trained weights (MOPED, Krishnan et al. 2020).
@@ -56,7 +56,7 @@ class BayesAdapter(Method):
 
     name = "bayes-adapter"
 
-    noise: NoiseKind = "auto"
+    noise: Estimator = "auto"
     start_std: tuple[float, float] = (math.exp(-6), math.exp(-5))
     prior: Literal["zero", "pretrained"] = "zero"
     prior_std: float | None = None
@@ -95,7 +95,7 @@ class BayesAdapter(Method):
 
     # -- building -------------------------------------------------------------------------------------------------
 
-    def build(self, network: nn.Module, selection: Selection) -> GaussianPosterior:
+    def build(self, network: nn.Module, selection: Selection) -> tuple[GaussianLaw, Conversion]:
         """Take the weights as means."""
         names, table = select_parameters(network, selection, how="Gaussian")
         require_something(table, network, "BayesAdapter", "parameters that are not frozen")
@@ -107,16 +107,14 @@ class BayesAdapter(Method):
                 if known is not None:  # the vector of padding is a constant, not a weight
                     known.data[module.padding_idx] = -math.inf
         means = {name: network.get_parameter(name).detach().clone() for name in names}
-        posterior = GaussianPosterior(
+        law = GaussianLaw(
             network,
-            self,
             log_stds=log_stds,
             prior_means=means if self.prior == "pretrained" else None,
-            noise=self.noise,
+            estimator=self.noise,
             keep_statistics=self.statistics == "frozen",
         )
-        posterior.conversion = table
-        return posterior
+        return law, table
 
     def _log_std(self, parameter: Tensor, generator: torch.Generator) -> nn.Parameter:
         low, high = (math.log(std) if std > 0 else -math.inf for std in self.start_std)
@@ -140,14 +138,12 @@ class BayesAdapter(Method):
         """Return the mean negative log-likelihood, and KL/n unless its gradient is built into the optimiser."""
         terms = super().terms(posterior, outputs, targets, num_data)
         if self.prior_gradient == "autograd" and self.temperature > 0:
-            assert isinstance(posterior, GaussianPosterior)
-            terms["kl"] = self.temperature * posterior.kl(self.std_of_prior(num_data)) / num_data
+            terms["kl"] = self.temperature * posterior.law.kl(self.std_of_prior(num_data)) / num_data
         return terms
 
     def stages(self, posterior: Posterior) -> list[Stage]:
         """Return one stage with two groups: the means and all else, and psi at a rate of its own."""
-        assert isinstance(posterior, GaussianPosterior)
-        log_stds = list(posterior.log_std.parameters())
+        log_stds = list(posterior.law.log_std.parameters())
         known = {id(parameter) for parameter in log_stds}
         others = [p for p in posterior.parameters() if p.requires_grad and id(p) not in known]
         groups = [
@@ -175,13 +171,12 @@ class BayesAdapter(Method):
                 f"{type(optimiser).__name__}(..., weight_decay=0), and BayesAdapter(weight_decay=...) for the prior."
             )
         if self.prior_gradient == "built-in" and self.temperature > 0:
-            assert isinstance(posterior, GaussianPosterior)
-            gaussian, constants = posterior, _constants(posterior)
-            optimiser.register_step_pre_hook(lambda *_: self.add_prior_gradient(gaussian, num_data, constants))
+            constants = _constants(posterior.law)
+            optimiser.register_step_pre_hook(lambda *_: self.add_prior_gradient(posterior, num_data, constants))
 
     @torch.no_grad()
     def add_prior_gradient(
-        self, posterior: GaussianPosterior, num_data: int, constants: Mapping[str, Tensor] | None = None
+        self, posterior: Posterior, num_data: int, constants: Mapping[str, Tensor] | None = None
     ) -> None:
         """Add the gradient of temperature KL/n: lambda (mu - m) to the means', lambda exp(2 psi) - 1/n to psi's.
 
@@ -192,11 +187,12 @@ class BayesAdapter(Method):
             num_data: The number n of training examples.
             constants: Where parameters are not random, by name; None looks.
         """
-        constants = _constants(posterior) if constants is None else constants
+        law = posterior.law
+        constants = _constants(law) if constants is None else constants
         decay = self.temperature / (num_data * self.std_of_prior(num_data) ** 2)
-        centres = posterior.prior_mean.as_dict()
-        for name in posterior.names:
-            mean, log_std = tensor_of(posterior.network, name), tensor_of(posterior.log_std, name)
+        centres = law.prior_mean.as_dict()
+        for name in law.names:
+            mean, log_std = law.tensor(name), tensor_of(law.log_std, name)
             away = mean - centres[name] if centres else mean
             push = (2 * log_std).exp_().mul_(decay).sub_(self.temperature / num_data)
             if name in constants:
@@ -220,9 +216,9 @@ def _steps(total_steps: int) -> Callable[[int], float]:
     return lambda step: 0.2 ** min(3, 4 * step // total)
 
 
-def _constants(posterior: GaussianPosterior) -> dict[str, Tensor]:
+def _constants(law: Law) -> dict[str, Tensor]:
     """Return where parameters are not random, for those that have such entries."""
-    masks = {name: tensor_of(posterior.log_std, name) == -math.inf for name in posterior.names}
+    masks = {name: tensor_of(law.log_std, name) == -math.inf for name in law.names}
     return {name: mask for name, mask in masks.items() if bool(mask.any())}
 
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from bayesify.conversion import Selection, convert, require_something, select_parameters
-from bayesify.laws import LossTerms, MembersPosterior, Posterior, statistics_names
-from bayesify.likelihoods import Likelihood
-from bayesify.methods.member_stages import member_losses, member_stages
-from bayesify.methods.method import Method, Schedule, Stage, register
+from bayesify.laws import LossTerms, MemberLaw, PointLaw, Posterior, statistics_names
+from bayesify.methods.method import Method, Schedule, Stage, member_losses, member_stages, register
+from bayesify.selection import Conversion, Selection, require_something, select_parameters
 
-__all__ = ["DeepEnsemble", "Start", "ensemble", "start_member"]
+__all__ = ["DeepEnsemble", "Start", "start_member"]
 
 Start = Literal["reset", "perturbed", "network"]
 
@@ -58,16 +55,14 @@ class DeepEnsemble(Method):
         """Return an ensemble that is trained for few epochs."""
         return cls(members=5, epochs=15)
 
-    def build(self, network: nn.Module, selection: Selection) -> MembersPosterior:
+    def build(self, network: nn.Module, selection: Selection) -> tuple[MemberLaw, Conversion]:
         """Give each member its own copy of the wanted parameters and of batch normalisation's statistics."""
         names, table = select_parameters(network, selection, how=f"{self.members} members, start={self.start!r}")
         require_something(table, network, "DeepEnsemble", "parameters that are not frozen")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             members = [start_member(network, names, self.start, self.perturb_std) for _ in range(self.members)]
-        posterior = MembersPosterior(network, members, self)
-        posterior.conversion = table
-        return posterior
+        return MemberLaw(network, [PointLaw(network, own) for own in members]), table
 
     def objective(self, posterior: Posterior, inputs: Any, targets: Any, num_data: int) -> LossTerms:
         """Return the present member's loss, or the mean over members when none is chosen."""
@@ -113,38 +108,3 @@ def _initialised(
         return weights, {name: network.get_buffer(name).clone() for name in buffers}
     finally:
         network.load_state_dict(kept)
-
-
-def ensemble(networks: Sequence[nn.Module], *, likelihood: str | Likelihood = "classification") -> MembersPosterior:
-    """Make a deep ensemble of networks of one architecture, trained or yet to be fitted.
-
-    Args:
-        networks: The members; they are left untouched. `[make_network() for _ in range(5)]` makes new ones.
-        likelihood: What the outputs mean.
-
-    Returns:
-        A posterior with one member for each network. `fit` trains them further, `predict` averages them.
-
-    Example:
-        >>> posterior = ensemble([nn.Linear(2, 3) for _ in range(4)])
-        >>> len(posterior.members)
-        4
-    """
-    if not networks:
-        raise ValueError("An ensemble needs at least one network, but the list is empty.")
-    shapes = [{name: tuple(t.shape) for name, t in network.state_dict().items()} for network in networks]
-    for index, other in enumerate(shapes):
-        if other != shapes[0]:
-            differing = sorted(name for name in {*other, *shapes[0]} if other.get(name) != shapes[0].get(name))
-            raise ValueError(
-                f"Network {index} differs from the first in {differing[:5]}. Members must have one architecture; "
-                "average the predictions of different ones instead."
-            )
-    posterior = convert(networks[0], DeepEnsemble(members=len(networks), start="network"), likelihood=likelihood)
-    assert isinstance(posterior, MembersPosterior)
-    with torch.no_grad():
-        for index, network in enumerate(networks):
-            state = network.state_dict()
-            for name, tensor in posterior.member_tensors(index).items():
-                tensor.copy_(state[name])
-    return posterior

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,12 +12,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from bayesify._core.trees import batch_rows, repeat_rows
-from bayesify.conversion import Conversion, ConversionRow, Selection, replace_modules, require_something
-from bayesify.laws import InputMixturePosterior, LossTerms, Posterior, register_layer
+from bayesify.laws import InputFactorLaw, LossTerms, Pass, Posterior
 from bayesify.laws.input_factors.kl import Divergence
 from bayesify.laws.input_factors.latents import is_attention, why_not
 from bayesify.laws.input_factors.law import inverse_softplus
+from bayesify.layers import LinearLayer, register_by_old_name
 from bayesify.methods.method import Method, Schedule, Stage, rate_factor, register
+from bayesify.selection import Conversion, Selection, require_something, select_modules
 
 __all__ = ["IBNN"]
 
@@ -124,52 +125,44 @@ class IBNN(Method):
 
     @classmethod
     def register_type(cls, kind: type[nn.Module], *, dim: int = -1, weight_dim: int = 1) -> None:
-        """Convert layers of another type, whose output is linear in their input and in a `weight`.
-
-        Args:
-            kind: The exact type.
-            dim: The dimension of the input that holds features or channels.
-            weight_dim: The weight's dimension that runs over them.
-        """
-        register_layer(kind, dim=dim, weight_dim=weight_dim)
+        """Make a type known; the name is old, see `bayesify.register_type`."""
+        register_by_old_name("IBNN.register_type", kind, LinearLayer(dim, weight_dim))
 
     # -- building -------------------------------------------------------------------------------------------------
 
-    def build(self, network: nn.Module, selection: Selection) -> InputMixturePosterior:
+    def build(self, network: nn.Module, selection: Selection) -> tuple[InputFactorLaw, Conversion]:
         """Give the inputs of the wanted layers factors, and these their start."""
         table = self._table(network, selection)
         if self.weights == "frozen":
             network.requires_grad_(False)
-        posterior = InputMixturePosterior(
-            network, self, names=table.converted, components=self.components, bias=self.bias
-        )
+        law = InputFactorLaw(network, modules=table.converted, components=self.components, bias=self.bias)
         generator = torch.Generator().manual_seed(self.seed)
-        means = posterior.component_means
+        means = law.component_means
 
         def normal(centre: float, std: float) -> Tensor:
             return centre + std * torch.randn(means.shape, generator=generator, dtype=means.dtype)
 
         with torch.no_grad():
             means.copy_(normal(1.0, self.means_std))
-            posterior.component_rhos.copy_(inverse_softplus(normal(*self.start_std).abs()))
-            posterior.kl_weight.fill_(0.0 if self.anneal else self.beta)
-        posterior.default_samples = self.components * self.samples
-        posterior.conversion = table
-        return posterior
+            law.component_rhos.copy_(inverse_softplus(normal(*self.start_std).abs()))
+        law.default_draws = self.components * self.samples
+        return law, table
+
+    def state(self, posterior: Posterior) -> nn.Module:
+        """Return what the divergence is multiplied by now."""
+        return Annealing(posterior.law.component_means.detach(), 0.0 if self.anneal else self.beta)
 
     def _table(self, network: nn.Module, selection: Selection) -> Conversion:
-        note = f"inputs with {self.components} components"
         projections = {id(m.out_proj) for m in network.modules() if is_attention(m)}
 
-        def decide(name: str, module: nn.Module) -> str | None:
+        def decide(name: str, module: nn.Module) -> tuple[bool, str] | None:
             del name
             reason = why_not(module, in_attention=id(module) in projections)
-            owns = next(module.parameters(recurse=False), None) is not None
-            return note if reason is None else reason if owns else None
+            if reason is None:
+                return True, f"inputs with {self.components} components"
+            return (False, reason) if next(module.parameters(recurse=False), None) is not None else None
 
-        _, table = replace_modules(network, decide, selection)
-        rows = [ConversionRow(row.name, row.type, row.parameters, row.reason == note, row.reason) for row in table.rows]
-        found = Conversion(tuple(rows))
+        found = select_modules(network, decide, selection)
         require_something(found, network, "IBNN", "linear layers, convolutions, embeddings or attention")
         _check_sharing(network, found)
         return found
@@ -183,30 +176,28 @@ class IBNN(Method):
         has rows of every component: batch normalisation sees B examples of the mixture. Where a weight is read outside
         its layer, which its rows must share, a pass has one component, and the copies' passes consecutive ones.
         """
-        assert isinstance(posterior, InputMixturePosterior)
-        fresh = not (posterior.noise.silent or posterior.noise.keys)
-        if fresh:
-            posterior.prepare(inputs)
-        repeats = self.repeats if fresh else 1  # copies of a row in one function would be the same
-        components = posterior.assign(batch_rows(inputs), repeats, same=self.assign == "same")
-        outputs = []
-        for own in components.view(repeats, -1):
-            with posterior.assigned(own):
-                outputs.append(self.outputs(posterior, inputs))
+        present = posterior.present()
+        if present.kind != "fresh":  # copies of a row in one function would be the same
+            return super().objective(posterior, inputs, targets, num_data)
+        law, repeats = cast(InputFactorLaw, posterior.law), self.repeats
+        rows, same, trace = batch_rows(inputs), self.assign == "same", posterior.trace(inputs)
+        components = law.assign(rows, repeats, same=same, trace=trace).view(repeats, -1)
+        chosen = [own if present.part is None else present.part for own in components]
+        outputs = [posterior.outputs(inputs, Pass(part=part)) for part in chosen]
         return self.terms(posterior, torch.cat(outputs), repeat_rows(targets, repeats), num_data)
 
     def terms(self, posterior: Posterior, outputs: Tensor, targets: Any, num_data: int) -> LossTerms:
         """Return the mean negative log-likelihood, and beta KL/n."""
-        assert isinstance(posterior, InputMixturePosterior)
         terms = super().terms(posterior, outputs, targets, num_data)
-        terms["kl"] = posterior.kl_weight * posterior.kl(self.prior_std, self.kl) / num_data
+        divergence = cast(InputFactorLaw, posterior.law).kl(self.prior_std, self.kl)
+        terms["kl"] = self.learning(posterior).kl_weight * divergence / num_data
         return terms
 
     def stages(self, posterior: Posterior) -> list[Stage]:
         """Return one stage with groups: the weights, means and standard deviations, and the likelihood's own."""
-        assert isinstance(posterior, InputMixturePosterior)
+        law = cast(InputFactorLaw, posterior.law)
         lr = self.lr if self.weights == "joint" else self.slow_lr
-        latents = [posterior.component_means, posterior.component_rhos]
+        latents = [law.component_means, law.component_rhos]
         latent_lr = self.latent_lr * (self.components if self.optimiser == "sgd" else 1)
         groups: list[dict[str, Any]] = [
             {"params": list(posterior.network.parameters()), "lr": lr, "name": "weights"},
@@ -231,9 +222,18 @@ class IBNN(Method):
     def after_step(self, posterior: Posterior, step: int, total_steps: int, steps_per_epoch: int) -> None:
         """Let beta grow from 0, over `anneal` of the run."""
         del steps_per_epoch
-        assert isinstance(posterior, InputMixturePosterior)
         length = self.anneal * total_steps
-        posterior.kl_weight.fill_(self.beta * (min(1.0, step / length) if length else 1.0))
+        self.learning(posterior).kl_weight.fill_(self.beta * (min(1.0, step / length) if length else 1.0))
+
+
+class Annealing(nn.Module):
+    """What the divergence is multiplied by now."""
+
+    kl_weight: Tensor
+
+    def __init__(self, like: Tensor, weight: float) -> None:
+        super().__init__()
+        self.register_buffer("kl_weight", like.new_full((), weight))
 
 
 def _check_sharing(network: nn.Module, table: Conversion) -> None:

@@ -9,20 +9,12 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from bayesify.conversion import Conversion, ConversionRow, Selection, require_something, select_parameters
 from bayesify.curvature import Curvature, has_factors
-from bayesify.laws import Posterior
-from bayesify.laws.laplace import (
-    Block,
-    DiagonalLaplacePosterior,
-    KroneckerLaplacePosterior,
-    LaplacePosterior,
-    LastLayerLaplacePosterior,
-    as_groups,
-    last_linear,
-)
+from bayesify.laws import DiagonalLaw, KroneckerLaw, LaplaceLaw, LastLayerLaw, Pass, Posterior
+from bayesify.laws.laplace import Block, as_groups, last_linear
 from bayesify.methods.laplace_survey import LaplaceSurvey
 from bayesify.methods.method import Method, Survey, register
+from bayesify.selection import Conversion, ConversionRow, Selection, require_something, select_parameters
 
 __all__ = ["Laplace"]
 
@@ -56,10 +48,9 @@ class Laplace(Method):
 
     name = "laplace"
     trains_draws = False
-    first_order = True
     if_worse = (
         "The posterior is too wide: choose its prior on validation data (prior_precision='auto' or 'validation', and "
-        "fit(..., val_loader=loader)), or set a larger precision, posterior.set_prior_precision(...)."
+        "fit(..., val_loader=loader)), or set a larger precision, posterior.law.set_prior_precision(...)."
     )
 
     structure: Literal["last-layer", "diagonal", "kronecker"] = "last-layer"
@@ -97,39 +88,32 @@ class Laplace(Method):
 
     # -- building -------------------------------------------------------------------------------------------------
 
-    def build(self, network: nn.Module, selection: Selection) -> LaplacePosterior:
+    def build(self, network: nn.Module, selection: Selection) -> tuple[LaplaceLaw, Conversion]:
         """Take the weights as means; nothing is random until the data have been seen."""
         names, table = select_parameters(network, selection, how=f"Gaussian, {self.structure}")
         require_something(table, network, "Laplace", "parameters that are not frozen")
         start = START if isinstance(self.prior_precision, str) else float(self.prior_precision)
         settings: dict[str, Any] = {"precision": start, "power": 2 if self.curvature == "fisher" else 1}
-        posterior: LaplacePosterior
         if self.structure == "last-layer":
             layer, table = _last_layer(network, table)
             own = [name for name in names if name.rpartition(".")[0] == layer]
-            posterior = LastLayerLaplacePosterior(network, self, layer=layer, names=own, **settings)
-        else:
-            settings["groups"] = as_groups(names, each_layer=self.prior_per == "layer")
-            if self.structure == "diagonal":
-                posterior = DiagonalLaplacePosterior(network, self, names=names, **settings)
-            else:
-                blocks = _blocks(network, names)
-                covered = {name for block in blocks for name in (block.weight, block.bias)}
-                others = [name for name in names if name not in covered]
-                posterior = KroneckerLaplacePosterior(network, self, blocks=blocks, others=others, **settings)
-        posterior.conversion = table
-        return posterior
+            return LastLayerLaw(network, layer=layer, names=own, **settings), table
+        settings["groups"] = as_groups(names, each_layer=self.prior_per == "layer")
+        if self.structure == "diagonal":
+            return DiagonalLaw(network, names=names, **settings), table
+        blocks = _blocks(network, names)
+        covered = {name for block in blocks for name in (block.weight, block.bias)}
+        others = [name for name in names if name not in covered]
+        return KroneckerLaw(network, blocks=blocks, others=others, **settings), table
 
     # -- learning -------------------------------------------------------------------------------------------------
 
-    def outputs(self, posterior: Posterior, inputs: Any) -> Tensor:
+    def outputs(self, posterior: Posterior, inputs: Any, *, ood_rows: int = 0) -> Tensor:
         """Return the outputs of the mean network, which is what epochs train."""
-        with posterior.mean():
-            return posterior.outputs(inputs)
+        return posterior.outputs(inputs, Pass("mean", ood_rows=ood_rows))
 
     def survey(self, posterior: Posterior, num_data: int) -> Survey:
         """Return what collects the curvature in a pass over the data, and chooses the prior."""
-        assert isinstance(posterior, LaplacePosterior)
         return LaplaceSurvey(
             posterior,
             num_data,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,20 +24,11 @@ from bayesify.curvature import (
     position_inputs,
     ready,
 )
-from bayesify.laws import Key
-from bayesify.laws.gaussian.plan import make_plan
+from bayesify.laws import DiagonalLaw, Key, KroneckerLaw, LaplaceLaw, LastLayerLaw, Pass, Posterior, generator_for
+from bayesify.laws.gaussian.law import make_plan
 from bayesify.laws.gaussian.site import Site
-from bayesify.laws.laplace import (
-    DiagonalLaplacePosterior,
-    KroneckerLaplacePosterior,
-    LaplacePosterior,
-    LastLayerLaplacePosterior,
-    choose_on_validation,
-    prior_without_effect,
-)
-from bayesify.laws.noise import generator_for
+from bayesify.laws.laplace import choose_on_validation, last_features, prior_without_effect
 from bayesify.laws.tensors import batch_norms
-from bayesify.likelihoods import Gaussian
 from bayesify.methods.method import Survey
 
 __all__ = ["LaplaceSurvey"]
@@ -57,7 +48,7 @@ class LaplaceSurvey(Survey):
 
     def __init__(
         self,
-        posterior: LaplacePosterior,
+        posterior: Posterior,
         num_data: int,
         *,
         curvature: Curvature,
@@ -66,6 +57,7 @@ class LaplaceSurvey(Survey):
         seed: int,
     ) -> None:
         self.posterior = posterior
+        self.law = cast(LaplaceLaw, posterior.law)
         self.num_data = num_data
         self.curvature = curvature
         self.samples = samples
@@ -92,7 +84,7 @@ class LaplaceSurvey(Survey):
 
     def reset(self) -> None:
         """Forget the data."""
-        self.posterior.reset_curvature()
+        self.law.reset_curvature()
 
     # -- the pass ---------------------------------------------------------------------------------------------------
 
@@ -100,63 +92,59 @@ class LaplaceSurvey(Survey):
         """Add the curvature of a batch."""
         posterior = self.posterior
         inputs, targets = posterior.split_batch(batch)
-        if isinstance(posterior, LastLayerLaplacePosterior):
-            output = self._look_at_last_layer(posterior, inputs, targets)
+        if isinstance(self.law, LastLayerLaw):
+            output = self._look_at_last_layer(self.law, inputs, targets)
         else:
-            assert isinstance(posterior, DiagonalLaplacePosterior | KroneckerLaplacePosterior)
-            output = self._look_at_layers(posterior, inputs, targets)
+            output = self._look_at_layers(inputs, targets)
         self._count(output.detach(), targets, batch_rows(inputs))
 
     @torch.no_grad()
     def _count(self, output: Tensor, targets: Tensor, rows: int) -> None:
-        posterior, likelihood = self.posterior, self.posterior.likelihood
+        law, likelihood = self.law, self.posterior.likelihood
         log_prob = likelihood.log_prob(output, targets)
         if not bool(log_prob.isfinite().all()):
             raise ValueError(
                 "ln p of a training example is not finite, so there is no curvature. Check the inputs, the targets "
                 "and the network's weights for values that are not finite."
             )
-        posterior.log_likelihood.add_(log_prob.sum())
-        posterior.seen.add_(rows)
-        if isinstance(likelihood, Gaussian):
-            mean, _ = likelihood.moments(output)
-            residuals = targets.reshape(mean.shape) - mean
-            posterior.square_sum.add_(residuals.square().sum())
-            posterior.targets.add_(residuals.numel())
+        law.log_likelihood.add_(log_prob.sum())
+        law.seen.add_(rows)
+        if (residuals := likelihood.residuals(output, targets)) is not None:
+            law.square_sum.add_(residuals.square().sum())
+            law.targets.add_(residuals.numel())
 
     @torch.no_grad()
-    def _look_at_last_layer(self, posterior: LastLayerLaplacePosterior, inputs: Any, targets: Tensor) -> Tensor:
-        output, features = posterior.features(inputs)
+    def _look_at_last_layer(self, law: LastLayerLaw, inputs: Any, targets: Tensor) -> Tensor:
+        posterior = self.posterior
+        output, features = last_features(posterior, law.layer, inputs)
         posterior.likelihood.check(output, targets)
-        count = posterior.outputs_count
+        count = law.outputs_count
         if self.curvature == "ggn":
             hessians = output_hessian(posterior.likelihood, output, targets).reshape(-1, count, count)
-            posterior.add_hessians(features.flatten(0, 1), hessians.to(features.dtype))
+            law.add_hessians(features.flatten(0, 1), hessians.to(features.dtype))
         else:
             (score,) = columns(posterior.likelihood, output, targets, curvature="fisher")
-            posterior.add_gradients(features, score.reshape(*features.shape[:2], count))
+            law.add_gradients(features, score.reshape(*features.shape[:2], count))
         return output
 
-    def _look_at_layers(
-        self, posterior: DiagonalLaplacePosterior | KroneckerLaplacePosterior, inputs: Any, targets: Tensor
-    ) -> Tensor:
-        sites = self._plan(posterior, inputs)
+    def _look_at_layers(self, inputs: Any, targets: Tensor) -> Tensor:
+        posterior, law = self.posterior, cast(KroneckerLaw, self.law)
+        sites = self._plan(inputs)
         rows = batch_rows(inputs)
-        sums = posterior.curvature.as_dict()
-        blocks = posterior.blocks if isinstance(posterior, KroneckerLaplacePosterior) else {}
-        with torch.enable_grad(), posterior.mean():
+        sums = law.curvature.as_dict()
+        blocks = self._blocks
+        with torch.enable_grad():
             with calls_kept(posterior.network, sites, rows) as calls:
-                output = posterior.outputs(inputs)
+                output = posterior.outputs(inputs, Pass("mean"))
             posterior.likelihood.check(output, targets)
             factored = [one for one in calls if one.site.random.get("weight") in blocks]
             squared = [one for one in calls if any(name in sums for name in one.site.random.values())]
             for one in factored:
-                assert isinstance(posterior, KroneckerLaplacePosterior)
                 for patch in position_inputs(one):
-                    posterior.add_inputs(one.site.random["weight"], patch)
+                    law.add_inputs(one.site.random["weight"], patch)
             for column in self._columns(output.detach(), targets, "batch"):
                 grads = gradients(output, calls, column)
-                self._add(posterior, calls, grads, factored, squared)
+                self._add(law, calls, grads, factored, squared)
             output = output.detach()
             if self._others:
                 self._look_at_others(inputs, targets, sums, rows)
@@ -164,19 +152,18 @@ class LaplaceSurvey(Survey):
 
     def _add(
         self,
-        posterior: DiagonalLaplacePosterior | KroneckerLaplacePosterior,
+        law: KroneckerLaw,
         calls: list[Call],
         grads: list[Tensor | None],
         factored: list[Call],
         squared: list[Call],
     ) -> None:
         of = {id(one): grad for one, grad in zip(calls, grads, strict=True)}
-        add_squares(squared, [of[id(one)] for one in squared], posterior.curvature.as_dict())
+        add_squares(squared, [of[id(one)] for one in squared], law.curvature.as_dict())
         for one in factored:
             grad = of[id(one)]
             if grad is not None:
-                assert isinstance(posterior, KroneckerLaplacePosterior)
-                posterior.add_gradients(one.site.random["weight"], position_gradients(one, grad))
+                law.add_gradients(one.site.random["weight"], position_gradients(one, grad))
 
     def _look_at_others(self, inputs: Any, targets: Tensor, sums: dict[str, Tensor], rows: int) -> None:
         """Take parameters that no layer's rule covers, each example alone."""
@@ -184,7 +171,7 @@ class LaplaceSurvey(Survey):
         parameters = {name: posterior.network.get_parameter(name) for name in self._others}
         with _learning(parameters.values()):
             add_squares_alone(
-                posterior.outputs,
+                lambda some: posterior.outputs(some, Pass("mean")),
                 inputs,
                 lambda output, part: self._columns(output, targets[part], f"example {part.start}"),
                 parameters,
@@ -195,7 +182,7 @@ class LaplaceSurvey(Survey):
     def _columns(self, output: Tensor, targets: Tensor, which: str) -> Iterator[Tensor]:
         generator = None
         if self.samples is not None:  # a function of how far the pass is, so that it can go on where it was
-            generator = generator_for(Key(self.seed, int(self.posterior.seen)), which, output.device)
+            generator = generator_for(Key(self.seed, int(self.law.seen)), which, output.device)
         return columns(
             self.posterior.likelihood,
             output,
@@ -205,35 +192,37 @@ class LaplaceSurvey(Survey):
             generator=generator,
         )
 
-    def _plan(self, posterior: DiagonalLaplacePosterior | KroneckerLaplacePosterior, inputs: Any) -> dict[str, Site]:
+    @property
+    def _blocks(self) -> dict[str, Any]:
+        return getattr(self.law, "blocks", {})
+
+    def _plan(self, inputs: Any) -> dict[str, Site]:
         """Find out, from the first batch, how each layer is called; the parameters that are left go to `_others`."""
         if self._sites is not None:
             return self._sites
-        network = posterior.network
+        network, law = self.posterior.network, self.law
+        sites, others = ready(make_plan(network, law.names, self.posterior.trace(inputs)), network)
+        lost = [name for name in self._blocks if name in others]
+        if lost:
+            layer = self._blocks[lost[0]].layer
+            raise ValueError(
+                f"Layer {layer!r} has no Kronecker factors: its weight is read outside it, or it acts on something "
+                f"without a batch. Exclude it, convert(..., exclude={layer!r}), or use structure='diagonal'."
+            )
         arguments = call(lambda *args, **kwargs: (args, kwargs), inputs)
-        plan = make_plan(network, posterior.names, arguments)
-        sites, others = ready(plan, network)
-        if isinstance(posterior, KroneckerLaplacePosterior):
-            lost = [name for name in posterior.blocks if name in others]
-            if lost:
-                layer = posterior.blocks[lost[0]].layer
-                raise ValueError(
-                    f"Layer {layer!r} has no Kronecker factors: its weight is read outside it, or it acts on something "
-                    f"without a batch. Exclude it, convert(..., exclude={layer!r}), or use structure='diagonal'."
-                )
-        used = _used(network, [name for name in others if name in posterior.curvature.as_dict()], arguments)
-        self._sites, self._others = sites, used
+        sums = cast(DiagonalLaw, law).curvature.as_dict()
+        self._sites, self._others = sites, _used(network, [name for name in others if name in sums], arguments)
         return sites
 
     # -- the prior --------------------------------------------------------------------------------------------------
 
     def end(self, val_loader: Iterable[Any] | None) -> None:
         """Finish the curvature and choose the prior."""
-        self.posterior.finish_curvature(self.num_data)
-        self.posterior.maximise_evidence(fixed_precision=self.prior is None)
+        self.law.finish_curvature(self.num_data)
+        self.law.maximise_evidence(fixed_precision=self.prior is None)
         if val_loader is not None and self.prior in ("auto", "validation"):
             choose_on_validation(self.posterior, val_loader, seed=self.seed)
-        if self.prior is not None and (sentence := prior_without_effect(self.posterior)):
+        if self.prior is not None and (sentence := prior_without_effect(self.law)):
             warnings.warn(sentence, stacklevel=5)  # the call of fit
 
     def tolerated_rise(self) -> float:
@@ -241,7 +230,7 @@ class LaplaceSurvey(Survey):
 
         The mean loss of draws of N(w, H^-1) is that at w plus tr(H (H + delta)^-1) / 2n, as long as it is quadratic.
         """
-        return max(super().tolerated_rise(), self.posterior.determined_parameters() / self.num_data)
+        return max(super().tolerated_rise(), self.law.determined_parameters() / self.num_data)
 
 
 @contextmanager

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
-from bayesify.conversion import Conversion, Selection, select_parameters
-from bayesify.laws import PointPosterior
+from bayesify.laws import PointLaw
 from bayesify.methods.method import Method, register
+from bayesify.selection import Conversion, Selection, select_parameters
 
 __all__ = ["MAP"]
 
@@ -25,15 +25,10 @@ class MAP(Method):
     name = "map"
     trains_draws = False
 
-    def build(self, network: nn.Module, selection: Selection) -> PointPosterior:
-        """Wrap the network."""
-        posterior = PointPosterior(network, self)
+    def build(self, network: nn.Module, selection: Selection) -> tuple[PointLaw, Conversion]:
+        """Take the network as it is."""
+        law = PointLaw(network)
+        law.default_draws = 1
         _, table = select_parameters(network, selection, how="")
-        posterior.conversion = Conversion(
-            tuple(
-                type(row)(row.name, row.type, row.parameters, False, "the plain network is not random")
-                for row in table.rows
-            )
-        )
-        posterior.default_samples = 1
-        return posterior
+        reason = "the plain network is not random"
+        return law, Conversion(tuple(replace(row, converted=False, reason=reason) for row in table.rows))

@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from torch import nn
 
-from bayesify.conversion import (
-    Conversion,
-    ConversionRow,
-    Selection,
-    replace_modules,
-    require_something,
-)
-from bayesify.laws import AlphaDropoutNoise, DropoutNoise, Noise, NoisePosterior
+from bayesify.laws import DropoutSite, NoisyLayerLaw
+from bayesify.layers import DropoutLayer, Family, layer_type, register_by_old_name
 from bayesify.methods.method import Method, register
+from bayesify.selection import Conversion, Selection, require_something, select_modules
 
 __all__ = ["MCDropout"]
 
-_LINEAR = (nn.Linear,)
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _FEW_CHANNELS = 8  # an image's colours are not features
-_DROPOUTS: dict[type[nn.Module], tuple[type[DropoutNoise], int | None]] = {
-    nn.Dropout: (DropoutNoise, None),
-    nn.Dropout1d: (DropoutNoise, 1),
-    nn.Dropout2d: (DropoutNoise, 1),
-    nn.Dropout3d: (DropoutNoise, 1),
-    nn.AlphaDropout: (AlphaDropoutNoise, None),
-    nn.FeatureAlphaDropout: (AlphaDropoutNoise, 1),
-}
 
 
 @register
@@ -68,40 +53,25 @@ class MCDropout(Method):
 
     @classmethod
     def register_type(cls, kind: type[nn.Module], *, channel_dim: int | None = None) -> None:
-        """Convert modules of another type, which must have a rate `p`, like `nn.Dropout`.
+        """Make a type known; the name is old, see `bayesify.register_type`."""
+        register_by_old_name("MCDropout.register_type", kind, DropoutLayer(channel_dim))
 
-        Args:
-            kind: The exact type.
-            channel_dim: None drops entries; a dimension drops whole slices along it.
-        """
-        _DROPOUTS[kind] = (DropoutNoise, channel_dim)
+    def build(self, network: nn.Module, selection: Selection) -> tuple[NoisyLayerLaw, Conversion]:
+        """Let dropout layers drop, and others have their inputs dropped where asked."""
 
-    def build(self, network: nn.Module, selection: Selection) -> NoisePosterior:
-        """Replace dropout layers, and put new ones where asked."""
-        noise = Noise()
-
-        def decide(name: str, module: nn.Module) -> nn.Module | str | None:
-            if type(module) in _DROPOUTS:
-                kind, channel_dim = _DROPOUTS[type(module)]
-                rate = module.p if self.p is None else self.p
-                layer = kind(float(rate), noise, name, channel_dim=channel_dim)  # type: ignore[arg-type]
-                layer.conversion_note = f"masks with p={float(rate):g}"  # type: ignore[arg-type, assignment]
-                return layer
+        def decide(name: str, module: nn.Module) -> tuple[bool, str] | None:
+            del name
+            found = layer_type(module)
+            if found.dropout is not None:
+                return True, f"masks with p={self._rate(module):g}"
             if self._wants(module):
-                if isinstance(module, _CONVOLUTIONS) and module.in_channels < _FEW_CHANNELS:
-                    return f"{module.in_channels} input channels are too few to drop whole ones"
-                return f"input masks with p={self.p:g}"  # becomes a row; the layer itself stays
-            return _reason(module)
+                if found.family == "convolution" and module.in_channels < _FEW_CHANNELS:  # type: ignore[operator]
+                    return False, f"{module.in_channels} input channels are too few to drop whole ones"
+                return True, f"input masks with p={self.p:g}"
+            reason = _reason(module)
+            return None if reason is None else (False, reason)
 
-        network, table = replace_modules(network, decide, selection)
-        rows = []
-        for row in table.rows:
-            module = network.get_submodule(row.name) if not row.converted else None
-            if module is not None and self._wants(module) and row.reason.startswith("input masks"):
-                self._insert(module, row.name, noise)
-                row = ConversionRow(row.name, row.type, row.parameters, True, row.reason)
-            rows.append(row)
-        table = Conversion(tuple(rows))
+        table = select_modules(network, decide, selection)
         require_something(
             table,
             network,
@@ -109,28 +79,23 @@ class MCDropout(Method):
             "dropout layers; networks without them can be given some with MCDropout(p=0.1, insert_before='linear'), or "
             "use SWAG or DeepEnsemble",
         )
-        posterior = NoisePosterior(network, self)
-        posterior.noise = noise
-        posterior.conversion = table
-        return posterior
+        return NoisyLayerLaw(network, [self._site(network, name) for name in table.converted]), table
+
+    def _rate(self, module: nn.Module) -> float:
+        return float(module.p if self.p is None else self.p)  # type: ignore[arg-type]
+
+    def _site(self, network: nn.Module, name: str) -> DropoutSite:
+        module = network.get_submodule(name)
+        found = layer_type(module)
+        if found.dropout is not None:
+            return DropoutSite(name, self._rate(module), found.dropout.channel_dim, found.dropout.alpha)
+        assert self.p is not None
+        return DropoutSite(name, self.p, None if found.family == "linear" else 1, inserted=True)
 
     def _wants(self, module: nn.Module) -> bool:
-        kinds: tuple[type[nn.Module], ...] = ()
-        if self.insert_before in ("linear", "all"):
-            kinds += _LINEAR
-        if self.insert_before in ("conv", "all"):
-            kinds += _CONVOLUTIONS
-        return type(module) in kinds
-
-    def _insert(self, module: nn.Module, name: str, noise: Noise) -> None:
-        assert self.p is not None
-        channel_dim = None if isinstance(module, _LINEAR) else 1
-        module.add_module("input_dropout", DropoutNoise(self.p, noise, f"{name}#input", channel_dim=channel_dim))
-        module.register_forward_pre_hook(_drop_input)
-
-
-def _drop_input(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (module.get_submodule("input_dropout")(args[0]), *args[1:])
+        families: dict[str | None, tuple[Family, ...]] = {"linear": ("linear",), "conv": ("convolution",)}
+        families["all"] = ("linear", "convolution")
+        return layer_type(module).family in families.get(self.insert_before, ())
 
 
 def _reason(module: nn.Module) -> str | None:
@@ -138,5 +103,5 @@ def _reason(module: nn.Module) -> str | None:
     if isinstance(module, nn.MultiheadAttention | nn.RNNBase) and inner:
         return f"its own dropout of {inner:g} is inside a fused kernel, and stays off"
     if isinstance(module, nn.modules.dropout._DropoutNd):
-        return f"{type(module).__name__} is not registered; add it with MCDropout.register_type"
+        return f"{type(module).__name__} is not registered; add it with bayesify.register_type"
     return "not a dropout layer" if next(module.parameters(recurse=False), None) is not None else None

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -19,8 +20,9 @@ from bayesify._core.values import fits, misfits
 from bayesify.laws import LossTerms
 
 if TYPE_CHECKING:
-    from bayesify.conversion import Selection
-    from bayesify.laws import Posterior
+    from bayesify.conversion import Conversion, Selection
+    from bayesify.laws import Law, Posterior
+    from bayesify.methods.ood_regularizer import UncertaintyRegulariser
 
 __all__ = [
     "Method",
@@ -28,6 +30,8 @@ __all__ = [
     "Stage",
     "Survey",
     "as_method",
+    "member_losses",
+    "member_stages",
     "method_from_dict",
     "methods",
     "rate_factor",
@@ -99,9 +103,7 @@ class Method(ABC):
     name: ClassVar[str]
     version: ClassVar[int] = 1
     trains_draws: ClassVar[bool] = True  # whether the pass that is trained is random
-    first_order: ClassVar[bool] = False  # whether means and variances are carried as of a linearised network
     if_worse: ClassVar[str] = "Lower the learning rate or the noise, or fit for more epochs."  # said after a bad fit
-    listed: ClassVar[bool] = True  # False for what a function makes of a posterior, and `fit` does not learn
 
     epochs: int = 0
     lr: float = 0.01
@@ -127,8 +129,19 @@ class Method(ABC):
     # -- building -------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def build(self, network: nn.Module, selection: Selection) -> Posterior:
-        """Make the posterior from a private copy of the network."""
+    def build(self, network: nn.Module, selection: Selection) -> tuple[Law, Conversion]:
+        """Make the law of what is random in a private copy of the network, and the table of what was converted."""
+
+    def state(self, posterior: Posterior) -> nn.Module | None:
+        """Return what only learning needs, such as chains; it is in checkpoints, and not in what `save` writes."""
+        del posterior
+        return None
+
+    def learning(self, posterior: Posterior) -> Any:
+        """Return what only learning needs, made anew where a posterior was loaded or has dropped it."""
+        if posterior.learning is None:
+            posterior.learning = self.state(posterior)
+        return posterior.learning
 
     # -- learning -------------------------------------------------------------------------------------------
 
@@ -141,9 +154,28 @@ class Method(ABC):
         del num_data
         return LossTerms(nll=posterior.likelihood.nll(outputs, targets))
 
-    def outputs(self, posterior: Posterior, inputs: Any) -> Tensor:
-        """Return the outputs of the pass that is trained and validated; by default one stochastic pass."""
-        return posterior.outputs(inputs)
+    def outputs(self, posterior: Posterior, inputs: Any, *, ood_rows: int = 0) -> Tensor:
+        """Return the outputs of the pass that is trained and validated; by default one stochastic pass.
+
+        Args:
+            posterior: The posterior.
+            inputs: B examples.
+            ood_rows: How many of the last rows must not enter the statistics of normalisation.
+        """
+        p = posterior.present()
+        p.ood_rows = ood_rows
+        return posterior.outputs(inputs, p)
+
+    def finite(self, posterior: Posterior, inputs: Any) -> bool:
+        """Return whether the outputs of all that is trained beside `outputs`' pass are finite."""
+        del posterior, inputs
+        return True
+
+    def regulariser(self) -> UncertaintyRegulariser:
+        """Return how OOD inputs are asked to be uncertain, if the caller does not say."""
+        from bayesify.methods.ood_regularizer import UncertaintyRegulariser
+
+        return UncertaintyRegulariser()
 
     def stages(self, posterior: Posterior) -> list[Stage]:
         """Return the stages of the training; by default one, over all parameters that are not frozen."""
@@ -196,6 +228,31 @@ class Method(ABC):
         return {"name": self.name, "version": self.version, **dataclasses.asdict(self)}
 
 
+def member_losses(posterior: Posterior, loss: Callable[[int], LossTerms]) -> LossTerms:
+    """Return the present member's loss, or the mean over members, term by term, when none is chosen."""
+    if posterior.present_part is not None:
+        return loss(posterior.present_part)
+    losses = []
+    for index in range(len(posterior.law.parts)):  # type: ignore[arg-type]
+        with posterior.member(index):
+            losses.append(loss(index))
+    return LossTerms({name: torch.stack([terms[name] for terms in losses]).mean() for name in losses[0]})
+
+
+def member_stages(posterior: Posterior) -> list[Stage]:
+    """Return one stage for each member, over its own parameters and the likelihood's."""
+    shared = list(posterior.likelihood.parameters())
+    parts = list(posterior.law.parts)  # type: ignore[arg-type]
+    return [
+        Stage(
+            f"member {index + 1}/{len(parts)}",
+            [{"params": [*part.parameters(), *shared]}],
+            partial(posterior.member, index),
+        )
+        for index, part in enumerate(parts)
+    ]
+
+
 def rate_factor(schedule: Schedule, total_steps: int) -> Callable[[int], float]:
     """Return what a learning rate is multiplied by, as a function of the step.
 
@@ -217,8 +274,8 @@ def register(cls: type[Method]) -> type[Method]:
 
 
 def methods() -> dict[str, type[Method]]:
-    """Return the registered methods by name; those that only files need to know are left out."""
-    return {name: cls for name, cls in _METHODS.items() if cls.listed}
+    """Return the registered methods by name."""
+    return dict(_METHODS)
 
 
 def as_method(method: Method | type[Method] | str) -> Method:

@@ -82,7 +82,7 @@ class UncertaintyRegulariser:
 
     def objective(self, posterior: Posterior, inputs: Any, targets: Any, foreign: Any, num_data: int) -> LossTerms:
         """Return the method's loss terms of a batch, and the term "uncertainty" of foreign inputs."""
-        method = posterior.method
+        method = posterior.require_method()
         if not method.trains_draws:
             raise ValueError(
                 f"{type(method).__name__} trains no random pass, so there is no disagreement to ask for. Use "
@@ -97,14 +97,16 @@ class UncertaintyRegulariser:
             together = join_rows(inputs, repeat_rows(foreign, self.num_samples))
         apart = self.statistics == "apart"
         if together is not None:
-            with posterior.noise.foreign_rows(self.num_samples * others if apart else 0):
-                outputs = method.outputs(posterior, together)
+            ood_rows = self.num_samples * others if apart else 0
+            outputs = method.outputs(posterior, together, ood_rows=ood_rows)
             terms = method.terms(posterior, outputs[:rows], targets, num_data)
             draws = outputs[rows:].view(self.num_samples, others, *outputs.shape[1:])
         else:
             terms = method.objective(posterior, inputs, targets, num_data)
-            with posterior.noise.foreign_rows(others if apart else 0):
-                draws = torch.stack([method.outputs(posterior, foreign) for _ in range(self.num_samples)])
+            ood_rows = others if apart else 0
+            draws = torch.stack(
+                [method.outputs(posterior, foreign, ood_rows=ood_rows) for _ in range(self.num_samples)]
+            )
         log_probs = posterior.likelihood.log_probs(draws)
         self._warn(log_probs.shape[-1])
         missing = (self.threshold - mutual_information(log_probs)).clamp_min(0)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from bayesify._core.maths import IGNORED
+from bayesify._core.random import Key, generator_for
 from bayesify._core.trees import map_tensors
-from bayesify.laws.noise import Key, generator_for
-from bayesify.likelihoods import Bernoulli, Categorical, Likelihood
+from bayesify.likelihoods import Likelihood
 
 if TYPE_CHECKING:
     from bayesify.methods.abnn import ABNN
@@ -39,12 +40,8 @@ def eta_of_classes(likelihood: Likelihood, output: Tensor, targets: Tensor) -> t
 
     Positions that do not count are given class 0.
     """
-    if isinstance(likelihood, Categorical):
-        counted = targets.long() != likelihood.ignore_index
-        return targets.long().where(counted, 0), likelihood.classes_last(output).shape[-1]
-    if isinstance(likelihood, Bernoulli):
-        return (targets > 0.5).long(), 2
-    return None
+    labels, number = likelihood.labels(targets), likelihood.num_classes(output)
+    return None if labels is None or number is None else (labels.where(labels != IGNORED, 0), number)
 
 
 def eta_of_examples(examples: Any, rows: int, seed: int, member: int) -> Tensor:

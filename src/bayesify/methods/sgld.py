@@ -8,20 +8,21 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from bayesify.conversion import Selection, require_something, select_parameters
-from bayesify.laws import BankPosterior, DistilledPosterior, LossTerms, Posterior
-from bayesify.methods.banks import DTYPES, Storage, check_storage
+from bayesify.laws import STORAGE, BankLaw, LossTerms, Posterior
+from bayesify.laws.bank import Storage, check_storage
+from bayesify.methods.chains import Chains
 from bayesify.methods.deep_ensemble import Start, start_member
 from bayesify.methods.gradient_noise import TOLERATED, Correction, GradientNoise
 from bayesify.methods.langevin import Kind, Langevin
 from bayesify.methods.method import Method, Stage, register
+from bayesify.selection import Conversion, Selection, require_something, select_parameters
 
 __all__ = ["SGLD"]
 
@@ -137,21 +138,20 @@ class SGLD(Method):
 
     # -- building -----------------------------------------------------------------------------------------------
 
-    def build(self, network: nn.Module, selection: Selection) -> BankPosterior:
-        """Give each chain its start, and the bank its room."""
+    def build(self, network: nn.Module, selection: Selection) -> tuple[BankLaw, Conversion]:
+        """Make room for the samples."""
         size = self.chains * self.num_samples
         names, table = select_parameters(network, selection, how=f"{self.kind}, {size} samples")
         require_something(table, network, "SGLD", "parameters that are not frozen")
-        posterior = BankPosterior(
-            network,
-            self,
-            names=names,
-            size=size,
-            chains=self.chain_starts(network, names),
-            dtype=DTYPES[self.storage] if self.storage else None,
-        )
-        posterior.conversion = table
-        return posterior
+        dtype = STORAGE[self.storage] if self.storage else None
+        return BankLaw(network, names=names, size=size, groups=self.chains, dtype=dtype, source=self.name), table
+
+    def state(self, posterior: Posterior) -> nn.Module:
+        """Return the chains: at their starts, or where the last samples are."""
+        law = cast(BankLaw, posterior.law)
+        starts = self.chain_starts(posterior.network, list(law.names))
+        last = [law.codec.split(law.samples[rows[-1]].to(law.codec.dtype)) if rows else {} for rows in law.chain_rows()]
+        return Chains([{**start, **own} for start, own in zip(starts, last, strict=True)], law.names)
 
     def chain_starts(self, network: nn.Module, names: list[str]) -> list[dict[str, Tensor]]:
         """Return what each chain begins with, by name."""
@@ -163,28 +163,27 @@ class SGLD(Method):
 
     def objective(self, posterior: Posterior, inputs: Any, targets: Any, num_data: int) -> LossTerms:
         """Return the mean negative log-likelihood; the prior is the sampler's."""
-        assert isinstance(posterior, BankPosterior)
-        posterior.num_data.fill_(num_data)
-        if self.together and posterior.noise.member is None:
-            return self.joint_objective(posterior, posterior.chain_outputs(inputs), targets, posterior.chains)
+        self.data_count(posterior).fill_(num_data)
+        learning: Chains = self.learning(posterior)
+        if self.together and posterior.present_part is None:
+            return self.joint_objective(posterior, learning.all_outputs(posterior, inputs), targets)
         outputs = self.outputs(posterior, inputs)
-        if posterior.meter is not None and _rows_match(outputs, targets):
-            posterior.meter.look(
+        if learning.meter is not None and _rows_match(outputs, targets):
+            learning.meter.look(
                 lambda some: self.terms(posterior, outputs[some], targets[some], num_data).total,
                 len(outputs),
-                posterior.chains[posterior.noise.member or 0].parameters(),
+                learning.chains[posterior.present_part or 0].parameters(),
             )
         return self.terms(posterior, outputs, targets, num_data)
 
-    def joint_objective(
-        self, posterior: BankPosterior | DistilledPosterior, outputs: Tensor, targets: Any, chains: nn.ModuleList
-    ) -> LossTerms:
+    def joint_objective(self, posterior: Posterior, outputs: Tensor, targets: Any) -> LossTerms:
         """Return the mean loss of the outputs of all chains, (C, B, ...), and look at the noise of its gradients."""
-        if posterior.meter is not None and _rows_match(outputs[0], targets):
-            posterior.meter.look(
+        learning: Chains = self.learning(posterior)
+        if learning.meter is not None and _rows_match(outputs[0], targets):
+            learning.meter.look(
                 lambda some: self.mean_over_chains(posterior, outputs[:, some], targets[some]).total,
                 outputs.shape[1],
-                chains.parameters(),
+                learning.chains.parameters(),
             )
         return self.mean_over_chains(posterior, outputs, targets)
 
@@ -192,31 +191,39 @@ class SGLD(Method):
         """Return the mean over chains of the loss of their outputs, (C, B, ...)."""
         return LossTerms(nll=torch.stack([posterior.likelihood.nll(some, targets) for some in outputs]).mean())
 
-    def outputs(self, posterior: Posterior, inputs: Any) -> Tensor:
+    def outputs(self, posterior: Posterior, inputs: Any, *, ood_rows: int = 0) -> Tensor:
         """Return the outputs of the present chain; of one at random where they move together."""
-        if not self.together or posterior.noise.member is not None:
-            return posterior.outputs(inputs)
-        with posterior.noise.of_member(int(torch.randint(self.chains, ()))):
-            return posterior.outputs(inputs)
+        chain = posterior.present_part
+        if chain is None:
+            chain = int(torch.randint(self.chains, ())) if self.together else 0
+        return self.learning(posterior).outputs(posterior, inputs, chain, ood_rows=ood_rows)
+
+    def finite(self, posterior: Posterior, inputs: Any) -> bool:
+        """Return whether the outputs of all chains are."""
+        return bool(self.learning(posterior).all_outputs(posterior, inputs).isfinite().all())
 
     def stages(self, posterior: Posterior) -> list[Stage]:
         """Return one stage for each chain, or one for all, which also trains the likelihood's own parameters."""
-        assert isinstance(posterior, BankPosterior)
+        chains, num_data = self.learning(posterior).chains, self.data_count(posterior)
         if self.together:
-            return self.joint_stage(posterior, posterior.chains, posterior.num_data)
+            group = {"params": list(chains.parameters()), "num_data": num_data, "chains": self.chains}
+            return [Stage(f"{self.chains} chains", [group, *_learned(posterior)])]
         return [
             Stage(
                 f"chain {index + 1}/{self.chains}" if self.chains > 1 else self.name,
-                [{"params": list(chain.parameters()), "num_data": posterior.num_data}, *_learned(posterior)],
+                [{"params": list(chain.parameters()), "num_data": num_data}, *_learned(posterior)],
                 partial(posterior.member, index),
             )
-            for index, chain in enumerate(posterior.chains)
+            for index, chain in enumerate(chains)
         ]
 
-    def joint_stage(self, posterior: Posterior, chains: nn.ModuleList, num_data: Tensor) -> list[Stage]:
-        """Return one stage that moves all chains."""
-        group = {"params": list(chains.parameters()), "num_data": num_data, "chains": self.chains}
-        return [Stage(f"{self.chains} chains", [group, *_learned(posterior)])]
+    def data_count(self, posterior: Posterior) -> Tensor:
+        """Return where the number of data is kept, which the sampler reads."""
+        return cast(BankLaw, posterior.law).num_data
+
+    def noise_shares(self, posterior: Posterior, chain: int | None = None) -> Tensor:
+        """Return where the share of gradient noise of each chain is kept, or of one."""
+        return cast(BankLaw, posterior.law).noise_shares(chain)
 
     def make_optimiser(self, groups: list[dict[str, Any]]) -> Optimizer:
         """Return the sampler of a chain; its seed comes from torch's global generator."""
@@ -239,8 +246,8 @@ class SGLD(Method):
         In a loop of your own call it once: `posterior.method.prepare_optimiser(posterior, optimiser, num_data)`.
         """
         del num_data
-        assert isinstance(posterior, BankPosterior | DistilledPosterior)
-        posterior.meter = None
+        learning: Chains = self.learning(posterior)
+        learning.meter = None
         if not isinstance(optimiser, Langevin):
             return
         processes = torch.distributed.get_world_size() if _distributed() else 1
@@ -249,9 +256,9 @@ class SGLD(Method):
                 f"correction={self.correction!r} needs the gradients of a whole minibatch, and each of {processes} "
                 "processes has a part of it. Leave the correction out, or let every process run a chain of its own."
             )
-        shares = posterior.noise_shares(None if self.together else posterior.noise.member or 0)
+        shares = self.noise_shares(posterior, None if self.together else posterior.present_part or 0)
         if processes == 1:
-            posterior.meter = optimiser.meter = GradientNoise(shares)
+            learning.meter = optimiser.meter = GradientNoise(shares)
             optimiser.plan_look()
 
     def make_schedule(self, optimiser: Optimizer, total_steps: int) -> LambdaLR:
@@ -276,25 +283,28 @@ class SGLD(Method):
     def after_step(self, posterior: Posterior, step: int, total_steps: int, steps_per_epoch: int) -> None:
         """Keep a sample where one is due."""
         del steps_per_epoch
-        assert isinstance(posterior, BankPosterior)
-        chains = range(self.chains) if self.together else [posterior.noise.member or 0]
+        law = cast(BankLaw, posterior.law)
+        chains = list(range(self.chains)) if self.together else [posterior.present_part or 0]
         if step == 1:
             if 0 in chains:
-                self.check_steps(int(posterior.num_data), total_steps)
-            posterior.counts[list(chains)] = 0  # a second fit replaces the samples of the first
-            posterior.noise_shares()[list(chains)] = -1
+                self.check_steps(int(law.num_data), total_steps)
+            law.counts[chains] = 0  # a second fit replaces the samples of the first
+            law.noise_shares()[chains] = -1
         if step in sample_steps(self, total_steps):
-            for chain in chains:
-                posterior.append(posterior.codec.join(posterior.chain_tensors(chain)), chain=chain)
+            self.collect(posterior, chains)
+
+    def collect(self, posterior: Posterior, chains: Iterable[int] | None = None) -> None:
+        """Keep the present state of every chain as a sample: what a loop of one's own calls after the burn-in."""
+        law, learning = cast(BankLaw, posterior.law), self.learning(posterior)
+        for chain in range(self.chains) if chains is None else chains:
+            law.append(law.codec.join(learning.tensors(chain)), chain=chain)
 
     def finish(self, posterior: Posterior, loader: Iterable[Any], progress: Callable[..., Any]) -> None:
         """Re-estimate batch-normalisation statistics; a chain that ended before its first sample gives its end."""
-        assert isinstance(posterior, BankPosterior)
-        for index, count in enumerate(posterior.counts.tolist()):
-            if count == 0:
-                posterior.append(posterior.codec.join(posterior.chain_tensors(index)), chain=index)
-        self.check_noise(posterior.noise_shares())
-        posterior.meter = None
+        law = cast(BankLaw, posterior.law)
+        self.collect(posterior, [index for index, count in enumerate(law.counts.tolist()) if count == 0])
+        self.check_noise(law.noise_shares())
+        self.learning(posterior).meter = None
         posterior.refresh_statistics(loader, max_batches=self.statistics_batches, progress=progress)
 
     def check_noise(self, shares: Tensor) -> None:

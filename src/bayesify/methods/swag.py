@@ -8,10 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from bayesify._core.trees import call
-from bayesify.conversion import Selection, require_something, select_parameters
-from bayesify.laws import Posterior, SWAGPosterior
+from bayesify.laws import LowRankLaw, Pass, Patch, Posterior
 from bayesify.methods.method import Method, Stage, register
+from bayesify.selection import Conversion, Selection, require_something, select_parameters
 
 __all__ = ["SWAG"]
 
@@ -55,36 +54,29 @@ class SWAG(Method):
         """Return a short run with several snapshots per epoch."""
         return cls(epochs=8, rank=10, snapshots_per_epoch=3)
 
-    def build(self, network: nn.Module, selection: Selection) -> SWAGPosterior:
+    def build(self, network: nn.Module, selection: Selection) -> tuple[LowRankLaw, Conversion]:
         """Start from the given weights, with no spread."""
         names, table = select_parameters(network, selection, how="Gaussian around the path of SGD")
         require_something(table, network, "SWAG", "parameters that are not frozen")
-        posterior = SWAGPosterior(
-            network, self, names=names, rank=self.rank, scale=self.scale, num_draws=self.num_draws
-        )
-        posterior.conversion = table
-        return posterior
+        return LowRankLaw(network, names=names, rank=self.rank, scale=self.scale, num_bn_draws=self.num_draws), table
 
     def stages(self, posterior: Posterior) -> list[Stage]:
         """Train what is averaged, and nothing else: a snapshot of some layers means little if the others move on."""
-        assert isinstance(posterior, SWAGPosterior)
-        chosen = [posterior.network.get_parameter(name) for name in posterior.codec.names]
+        chosen = [posterior.network.get_parameter(name) for name in posterior.law.names]
         return [Stage(self.name, [{"params": [*chosen, *posterior.likelihood.parameters()]}])]
 
-    def outputs(self, posterior: Posterior, inputs: Any) -> Tensor:
+    def outputs(self, posterior: Posterior, inputs: Any, *, ood_rows: int = 0) -> Tensor:
         """Return the outputs of the SGD iterate, not of a draw: it is what is trained."""
-        return posterior.read(call(posterior.network, inputs))
+        return posterior.outputs(inputs, Pass(ood_rows=ood_rows), patch=Patch())
 
     def after_step(self, posterior: Posterior, step: int, total_steps: int, steps_per_epoch: int) -> None:
         """Collect a snapshot at equal distances, the last one at the end."""
         del total_steps
-        assert isinstance(posterior, SWAGPosterior)
         passed = step * self.snapshots_per_epoch // steps_per_epoch
         before = (step - 1) * self.snapshots_per_epoch // steps_per_epoch
         if passed > before:
-            posterior.collect()
+            posterior.law.collect()
 
     def finish(self, posterior: Posterior, loader: Iterable[Any], progress: Callable[..., Any]) -> None:
         """Re-estimate batch-normalisation statistics for the mean and the draws."""
-        assert isinstance(posterior, SWAGPosterior)
         posterior.refresh_statistics(loader, max_batches=self.statistics_batches, progress=progress)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+import warnings
+from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -15,42 +14,49 @@ from bayesify._core.inputs import as_inputs, in_network_type
 from bayesify._core.modes import evaluation_mode
 from bayesify._core.progress import bar
 from bayesify._core.trees import batch_rows, inputs_of, slice_rows, to_device
-from bayesify.laws import Key, Posterior, require_posterior, warn_unless_learned
-from bayesify.likelihoods import Stream
+from bayesify.laws import Component, Posterior, Refusal, require_posterior, warn_unless_learned
 from bayesify.likelihoods.prediction import Prediction
-from bayesify.prediction.features import FeatureStream, check_output, features_read
-from bayesify.prediction.layout import layout_of
-from bayesify.prediction.names import ONE_PASS, PREDICTORS, How, require_name
+from bayesify.prediction.features import check_output
+from bayesify.prediction.layout import rows_per_pass
+from bayesify.prediction.predictors import (
+    PREDICTORS,
+    How,
+    Linearised,
+    Mean,
+    Predictor,
+    Request,
+    Sampling,
+    Streamlined,
+    as_predictor,
+    capabilities,
+)
 from bayesify.prediction.sampling import add_draws
 
 if TYPE_CHECKING:
-    from bayesify.prediction.components import Component, gaussian_components
     from bayesify.prediction.streamlined import Moments, moment_rule
     from bayesify.prediction.variance_scale import fit_variance_scale
 
 __all__ = [
-    "ONE_PASS",
     "PREDICTORS",
-    "Component",
     "How",
+    "Linearised",
+    "Mean",
     "Moments",
+    "Predictor",
+    "Sampling",
+    "Streamlined",
     "add_draws",
+    "as_predictor",
+    "capabilities",
     "fit_variance_scale",
     "gaussian_components",
     "moment_rule",
     "posterior_device",
     "predict",
-    "require_name",
 ]
 
 # What only predictions without draws need is imported when it is asked for.
-_LATER = {
-    "Component": "components",
-    "gaussian_components": "components",
-    "fit_variance_scale": "variance_scale",
-    "Moments": "streamlined",
-    "moment_rule": "streamlined",
-}
+_LATER = {"fit_variance_scale": "variance_scale", "Moments": "streamlined", "moment_rule": "streamlined"}
 
 
 def __getattr__(name: str) -> Any:
@@ -64,7 +70,7 @@ def predict(
     posterior: Posterior,
     inputs: Any,
     *,
-    how: How = "sampling",
+    how: str | Predictor = "sampling",
     num_samples: int | None = None,
     seed: int | None = None,
     chunk_size: int | None = None,
@@ -78,7 +84,8 @@ def predict(
 
     Sampling averages coherent draws: p(y|x) = (1/S) sum_s p(y | f_s(x)). The same seed gives the same functions, and
     so the same numbers for any chunk size and batch order. Costs S plain passes from the first random layer on, and
-    one before it; memory does not grow with S unless the samples are kept.
+    one before it; memory does not grow with S unless the samples are kept. A first prediction for inputs of some kind
+    has up to six passes more, on two or three copies of one row, which show how the network is built.
 
     Args:
         posterior: From `convert` or `load`.
@@ -89,9 +96,8 @@ def predict(
             Kronecker products, with noisy layers or with a random last layer (`Laplace()`), "streamlined", mean and
             variance in one pass, by the engine that suits the network (the prediction's `predictor` says which);
             "linearised", the exact variance of every output to first order in what is random, by one backward pass
-            each. "moments", "margin" and "principal" are the engines of "streamlined", and "closed-form" is its name
-            where only the last layer is random. "covariance" carries covariances through stacks of linear layers and
-            activations. "per-head" is "moments" with the covariances within each head of attention.
+            each. `capabilities(posterior)` says which of them a posterior has, and `Streamlined(engine=...,
+            covariance=...)` chooses an engine.
         num_samples: How many draws; None takes the posterior's own number. Without sampling nothing is drawn but
             Gaussian outputs, which is cheap, and None integrates over them instead.
         seed: None takes one from torch's global generator.
@@ -101,7 +107,8 @@ def predict(
             linear layer, as a `FeaturePrediction`; or "features:<module>", of that module's input.
         variance_scale: What predictors without draws multiply the outputs' variances with; or what they multiply the
             variances of layers' weights with, by the layers' names. `fit_variance_scale` finds both.
-        input_variance: The variance of the inputs' first tensor, which broadcasts against it, for how="moments".
+        input_variance: The variance of the inputs' first tensor, which broadcasts against it, for
+            how=Streamlined(engine="moments").
         progress: Whether to show a progress bar.
 
     Returns:
@@ -117,82 +124,62 @@ def predict(
     """
     require_posterior(posterior)
     inputs, direct = as_inputs(inputs)
-    require_name(how)
+    predictor = as_predictor(how, posterior)
     check_output(output)
-    if how == "closed-form" and (output != "prediction" or keep_samples):
-        raise ValueError("A prediction in closed form has neither features nor samples: use how='sampling'.")
-    if how in ONE_PASS:
-        _check_one_pass(how, output, keep_samples, num_samples, variance_scale)
-    elif input_variance is not None:
-        raise ValueError(f"how={how!r} takes inputs as they are. Use how='moments' for an input_variance.")
-    if chunk_size is not None and chunk_size < 1:
-        raise ValueError(f"chunk_size must be at least 1, but it is {chunk_size}.")
-    if how not in ("mean", "closed-form"):  # the first never is random, the second refuses
-        warn_unless_learned(posterior)
     if seed is None:
         seed = int(torch.randint(2**31, ()))
+    request = Request(num_samples, seed, keep_samples, output, variance_scale, input_variance)
+    predictor.check(request)
+    if chunk_size is not None and chunk_size < 1:
+        raise ValueError(f"chunk_size must be at least 1, but it is {chunk_size}.")
+    if predictor.random or predictor.variances:  # a mean never is random
+        warn_unless_learned(posterior)
     device = posterior_device(posterior)
-    keys = posterior.keys(None if how in ONE_PASS else num_samples, seed)
-    batches = [inputs] if direct else bar(inputs, "predict", shown=progress)
     parts = []
-    for batch in batches:
-        batch = to_device(batch if direct else inputs_of(batch), device)
-        batch = in_network_type(batch, posterior.network)
-        count = batch_rows(batch)
+    for batch in [inputs] if direct else bar(inputs, "predict", shown=progress):
+        batch = in_network_type(to_device(batch if direct else inputs_of(batch), device), posterior.network)
         # The lock keeps other threads from seeing, and from ending, this evaluation mode.
-        with torch.inference_mode(False), torch.no_grad(), posterior.noise.lock, evaluation_mode(posterior):
-            rows = chunk_size or (layout_of(posterior, batch, keys).rows if count else 1)
-            one_pass = _without_draws(posterior, how, batch) if how in ONE_PASS and count else None
-            for start in bar(range(0, count, rows), "predict", shown=progress and direct):
-                part = slice_rows(batch, start, min(start + rows, count)) if count > rows else batch
-                if one_pass is None:
-                    prediction = _predict_chunk(posterior, part, keys, how, keep_samples, output)
-                else:
-                    spread = input_variance
-                    if spread is not None and spread.ndim and len(spread) == count:
-                        spread = spread[start : start + rows]
-                    prediction = one_pass.predict(
-                        part, num_samples=num_samples, seed=seed, scale=variance_scale, input_variance=spread
-                    )
-                parts.append(prediction if direct else prediction.cpu())
+        with torch.inference_mode(False), torch.no_grad(), posterior.lock, evaluation_mode(posterior):
+            found = _predict_batch(posterior, predictor, batch, request, chunk_size, progress and direct)
+        parts += found if direct else [prediction.cpu() for prediction in found]
     if not parts:
         raise ValueError("There is nothing to predict: the inputs are empty. Check the loader or the tensor.")
     return Prediction.join(parts)
 
 
-def _without_draws(posterior: Posterior, how: str, batch: Any) -> Any:
-    from bayesify.prediction.one_pass import one_pass_of
+def _predict_batch(
+    posterior: Posterior, predictor: Predictor, batch: Any, request: Request, chunk_size: int | None, progress: bool
+) -> list[Prediction]:
+    count = batch_rows(batch)
+    if not count:
+        return []
+    trace = posterior.trace(batch)
+    try:
+        run = predictor.prepared(posterior, batch, request)
+        rows = chunk_size or rows_per_pass(posterior, trace, count)
+        spread, parts = request.input_variance, []
+        each = spread is not None and spread.ndim > 0 and len(spread) == count
+        for start in bar(range(0, count, rows), "predict", shown=progress):
+            part = slice_rows(batch, start, min(start + rows, count)) if count > rows else batch
+            parts.append(run(part, spread[start : start + rows] if each and spread is not None else spread))
+    except BaseException:
+        posterior.runtime.forget(trace)
+        raise
+    trace.prove(stacklevel=4)
+    return parts
 
-    return one_pass_of(posterior, how, batch)
 
+def gaussian_components(posterior: Posterior) -> list[Component]:
+    """Return the components of a posterior; the old name of `posterior.components()`.
 
-def _check_one_pass(how: str, output: str, keep_samples: bool, num_samples: int | None, variance_scale: Any) -> None:
-    if output != "prediction":
-        raise ValueError(f"how={how!r} predicts outputs, not features. Use how='sampling' for output={output!r}.")
-    if keep_samples:
-        raise ValueError(f"how={how!r} has no draws to keep. Use how='sampling' with keep_samples=True.")
-    if num_samples is not None and num_samples < 1:
-        raise ValueError(f"num_samples must be a whole number of at least 1, but it is {num_samples!r}.")
-    if not isinstance(variance_scale, Mapping) and not 0 <= variance_scale < math.inf:
-        raise ValueError(f"variance_scale must be at least 0 and finite, but it is {variance_scale}.")
-
-
-def _predict_chunk(
-    posterior: Posterior, inputs: Any, keys: Sequence[Key], how: str, keep_samples: bool, output: str
-) -> Prediction:
-    with ExitStack() as stack:
-        stream: Stream
-        if output == "prediction":
-            stream = posterior.likelihood.stream(keep_samples=keep_samples)
-        else:
-            features = stack.enter_context(features_read(posterior, output, inputs, keys[0]))
-            stream = FeatureStream(features, keep_samples)
-        if how == "mean":
-            with posterior.mean():
-                stream.add(posterior.outputs(inputs)[None])
-        else:
-            add_draws(posterior, inputs, keys, stream)
-        return stream.result()
+    Raises:
+        ValueError: It has none.
+    """
+    warnings.warn("gaussian_components(posterior) is posterior.components() now.", DeprecationWarning, stacklevel=2)
+    found = posterior.components()
+    if isinstance(found, Refusal):
+        raise ValueError(str(found))
+    return found
 
 
 def posterior_device(posterior: Posterior) -> torch.device:

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from bayesify._core.files import write_atomically
 from bayesify._core.modes import evaluation_mode
 from bayesify._core.trees import batch_rows, call, map_tensors, repeat_rows, slice_rows, to_device
-from bayesify.laws import Posterior, require_posterior, warn_unless_learned
-from bayesify.likelihoods.prediction import ClassificationPrediction, Prediction, RegressionPrediction
-from bayesify.prediction import PREDICTORS, posterior_device
+from bayesify.laws import Pass, Posterior, require_posterior, warn_unless_learned
+from bayesify.likelihoods.prediction import Prediction
+from bayesify.prediction import Mean, Predictor, Streamlined, as_predictor, posterior_device
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -29,7 +29,6 @@ __all__ = ["export"]
 
 Outputs = Callable[[Any], dict[str, Tensor]]
 
-_HOW = tuple(name for name in PREDICTORS if name != "sampling")
 _SUFFIXES = (".pt2", ".onnx")
 _SIZES = (3, 5, 7, 11, 13, 17, 19, 23)  # of the batch that is traced: more than one, and like no other size
 
@@ -39,7 +38,7 @@ def export(
     example: Any,
     path: str | Path | None = None,
     *,
-    how: str = "streamlined",
+    how: str | Predictor = "streamlined",
     variance_scale: float = 1.0,
 ) -> ExportedProgram:
     """Turn a prediction without draws into one graph of torch's own operations, and write it to a file.
@@ -53,7 +52,7 @@ def export(
         example: A batch, as for `predict`; its shapes, but for the number of examples, are the program's.
         path: `*.pt2` for `torch.export.load`, `*.onnx` for ONNX Runtime and others, which takes the extra
             `bayesify[export]`; None writes nothing.
-        how: As in `predict`, but for "sampling". A prediction with backward passes is traced as well.
+        how: As in `predict`, but for "sampling"; see `capabilities`. Backward passes are traced as well.
         variance_scale: From `fit_variance_scale`.
 
     Returns:
@@ -70,10 +69,12 @@ def export(
     """
     require_posterior(posterior)
     warn_unless_learned(posterior)
-    if how not in _HOW:
+    predictor = as_predictor(how, posterior)
+    if predictor.random:
         raise ValueError(
-            f"how={how!r} cannot be exported: a program holds one pass without draws. Use one of {list(_HOW)}; a "
-            "posterior that only draws can predict with is distilled or replaced by one with a form of its own first."
+            f"how={how!r} cannot be exported: a program holds one pass without draws. Use how='streamlined', "
+            "how='linearised' or how='mean'; a posterior that only draws can predict with is distilled or replaced by "
+            "one with a form of its own first."
         )
     if not 0 <= variance_scale < math.inf:
         raise ValueError(f"variance_scale must be at least 0 and finite, but it is {variance_scale}.")
@@ -83,8 +84,8 @@ def export(
     if target is not None and target.suffix == ".onnx":
         _require_onnx()
     example = _several(to_device(example, posterior_device(posterior)))
-    with posterior.noise.lock, evaluation_mode(posterior), torch.inference_mode(False), torch.no_grad():
-        predict, backward = _predictor(posterior, example, how, variance_scale)
+    with posterior.lock, evaluation_mode(posterior), torch.inference_mode(False), torch.no_grad():
+        predict, backward = _predicted(posterior, example, predictor, variance_scale)
         names = list(predict(example))
         network = _Predictor(_flattened(predict, example) if backward() else predict, example)
         try:
@@ -122,28 +123,27 @@ class _Predictor(nn.Module):
 
 
 def _tensors_of(prediction: Prediction) -> dict[str, Tensor]:
-    if isinstance(prediction, ClassificationPrediction):
-        names = ("probs", "total", "aleatoric", "epistemic")
-    elif isinstance(prediction, RegressionPrediction):
-        names = ("mean", "variance", "aleatoric", "epistemic")
-    else:
+    if not prediction.answers:
         raise ValueError(f"There is no program for a {type(prediction).__name__}, only for classes and regression.")
-    return {name: getattr(prediction, name).clone() for name in names}
+    return {name: getattr(prediction, name).clone() for name in prediction.answers}
 
 
-def _predictor(posterior: Posterior, example: Any, how: str, scale: float) -> tuple[Outputs, Callable[[], bool]]:
+def _predicted(
+    posterior: Posterior, example: Any, predictor: Predictor, scale: float
+) -> tuple[Outputs, Callable[[], bool]]:
     """Return the function to be traced, and whether it took a backward pass or derivatives when it was last run."""
-    if how == "mean":
+    if isinstance(predictor, Mean):
         return lambda inputs: _tensors_of(_mean(posterior, inputs)), lambda: False
-    from bayesify.prediction.one_pass import make_one_pass
+    from bayesify.prediction.one_pass import OnePass
 
-    found = make_one_pass(posterior, how, example)
+    found = OnePass(posterior, predictor, example)
     if found.looped:
-        other = how if how == "streamlined" else "streamlined"
-        nearest = other if other != how and not make_one_pass(posterior, other, example).looped else "mean"
+        other = None if predictor == Streamlined() else OnePass(posterior, Streamlined(), example)
+        nearest = "mean" if other is None or other.looped else "streamlined"
         raise ValueError(
             "A weight is used in a way without a formula, as in an LSTM, so that examples are looped over, which a "
-            f"program cannot do for batches of every size. Export how={nearest!r}, or call predict(how={how!r})."
+            f"program cannot do for batches of every size. Export how={nearest!r}, or call "
+            f"predict(how={predictor.name!r})."
         )
 
     def run(inputs: Any) -> dict[str, Tensor]:
@@ -156,7 +156,7 @@ def _flattened(predict: Outputs, example: Any) -> Outputs:
     """Write the operations of a backward pass down as those of a forward pass."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    from bayesify.prediction.linearised.convolutions import POOLING
+    from bayesify.prediction.linearised.pooling import POOLING
 
     trace = make_fx(predict, POOLING, tracing_mode="symbolic", _allow_non_fake_inputs=True)
     made: Outputs = trace(example)
@@ -165,7 +165,8 @@ def _flattened(predict: Outputs, example: Any) -> Outputs:
 
 def _mean(posterior: Posterior, inputs: Any) -> Prediction:
     stream = posterior.likelihood.stream()
-    with posterior.mean():
+    posterior.require_mean()
+    with posterior.patched(posterior.patch(Pass("mean", part=posterior.present_part))):
         stream.add(posterior.read(call(posterior.network, inputs))[None])
     return stream.result()
 
@@ -200,7 +201,10 @@ def _advice(posterior: Posterior, example: Any) -> str:
         _traced(_Predictor(lambda inputs: _tensors_of(_mean(posterior, inputs)), example), example)
     except torch._dynamo.exc.UserError:
         return "In the network's forward, write x.shape[0] for len(x) and no number that depends on the batch."
-    return "The network itself can be traced, so it is the prediction: export how='moments' or how='mean'."
+    return (
+        "The network itself can be traced, so it is the prediction: export how=Streamlined(engine='moments') or "
+        "how='mean'."
+    )
 
 
 def _require_onnx() -> None:
@@ -225,8 +229,9 @@ def _save_onnx(program: ExportedProgram, example: Any, outputs: list[str], file:
         except RuntimeError as error:
             raise ValueError(
                 "ONNX has no operation for a part of this prediction, of its backward pass as a rule. Write a .pt2 "
-                "file, or export how='moments', which has no backward pass; bayesify.check(posterior, loader, "
-                f"how='moments') says whether it can be trusted. torch says: {_plain(error)}"
+                "file, or export how=Streamlined(engine='moments'), which has no backward pass; "
+                "bayesify.check(posterior, loader, how=...) says whether it can be trusted. torch says: "
+                f"{_plain(error)}"
             ) from error
         assert made is not None
         made.save(file)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesify._core.trees import slice_rows
 from bayesify.laws import Key, Posterior
 from bayesify.likelihoods import Stream
 from bayesify.likelihoods.prediction import FeaturePrediction
@@ -53,16 +52,15 @@ def check_output(output: str) -> None:
 
 
 @contextmanager
-def features_read(posterior: Posterior, output: str, inputs: Any, key: Key) -> Iterator[Features]:
+def features_read(posterior: Posterior, output: str, inputs: Any) -> Iterator[Features]:
     """Look at the input of a module in the passes inside.
 
     Args:
         posterior: The posterior.
         output: "features", the input of the linear layer that is called last; or "features:<module>".
         inputs: A batch, with whose first example the layer is found.
-        key: A draw to find it with.
     """
-    name = output.partition(":")[2] or _last_linear(posterior, inputs, key)
+    name = output.partition(":")[2] or _last_linear(posterior, inputs)
     try:
         module = posterior.network.get_submodule(name)
     except AttributeError as error:
@@ -81,25 +79,17 @@ def evaluate_draw(posterior: Posterior, inputs: Any, key: Key, features: Feature
     return (outputs if features is None else features.of(outputs))[0]
 
 
-def _last_linear(posterior: Posterior, inputs: Any, key: Key) -> str:
-    called: list[str] = []
-    handles = [
-        module.register_forward_pre_hook(lambda *_, name=name: called.append(name))
-        for name, module in posterior.network.named_modules()
-        if isinstance(module, nn.Linear)
-    ]
-    try:
-        with torch.no_grad():
-            posterior.evaluate(slice_rows(inputs, 0, 1), [key])
-    finally:
-        for handle in handles:
-            handle.remove()
-    if not called:
+def _last_linear(posterior: Posterior, inputs: Any) -> str:
+    trace = posterior.trace(inputs)
+    if trace.last_linear is None:
+        if trace.failure is not None:
+            posterior.reference(inputs)  # if it is the inputs that are wrong, the network says so
         raise ValueError(
-            "The network calls no linear layer whose input could be its features. Name the module whose input they "
-            "are: output='features:<name>'."
+            "The network calls no linear layer whose input could be its features"
+            + (". " if trace.failure is None else f", as far as a dry run of it could tell ({trace.failure}). ")
+            + "Name the module whose input they are: output='features:<name>'."
         )
-    return called[-1]
+    return trace.last_linear
 
 
 class FeatureStream(Stream):

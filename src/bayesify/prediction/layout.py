@@ -1,4 +1,7 @@
-"""What has to be known of a network to evaluate many draws of it quickly; learned once, on one example."""
+"""How passes are arranged: how many examples in one, how many draws beside them, and what runs once for all draws.
+
+All of it follows from a trace of the network, and is found out once for each.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesify._core.trees import map_tensors, repeat_rows, slice_rows
-from bayesify.laws import Key, Posterior
-from bayesify.prediction.reads import reads_outside
+from bayesify._core.trees import repeat_rows, slice_rows
+from bayesify.laws import Key, Posterior, Trace
 
-__all__ = ["Layout", "layout_of"]
+__all__ = ["Layout", "layout_of", "rows_per_pass"]
 
 # How many elements the widest activation of a pass should have, at most: smaller passes waste calls, larger ones leave
 # the cache. `python -m benchmarks.predict` shows what an arrangement costs.
@@ -24,7 +26,7 @@ LEAST_ROWS = 8
 
 @dataclass
 class Layout:
-    """How a posterior's passes are arranged.
+    """How the passes of draws are arranged.
 
     Attributes:
         rows: How many examples one pass should have.
@@ -34,8 +36,8 @@ class Layout:
             inputs.
         sites: The modules at which randomness enters.
         deterministic: The modules with no such module inside.
-        opaque: Whether a random tensor is read outside the module that owns it, so that nothing can be said to lie
-            before the first randomness.
+        opaque: Whether a tensor of a random module is read outside of it, so that nothing can be said to lie before the
+            first randomness.
     """
 
     rows: int
@@ -47,48 +49,80 @@ class Layout:
     opaque: bool = False
 
 
+def rows_per_pass(posterior: Posterior, trace: Trace, rows: int) -> int:
+    """Return how many of some examples one pass should have; all of them where nothing is known."""
+    if trace.failure is not None:
+        return max(1, rows)
+    widest: int = trace.conclude("widest", lambda: trace.widest()[0])
+    return max(LEAST_ROWS, _budget(posterior) // widest)
+
+
 def layout_of(posterior: Posterior, inputs: Any, keys: Sequence[Key]) -> Layout:
-    """Return the layout of a posterior, which the first call finds out.
+    """Return the layout for such inputs, which the first call finds out.
 
     Draws are folded in at the first noise, which leaves what lies before it alone. A network that joins activations
-    from before and after it cannot have that: its inputs are repeated instead.
+    from before and after it cannot have that: its inputs are repeated instead. Whether two draws together give what
+    each gives alone is tried, in three passes on two copies of a row, or four.
     """
-    noise = posterior.noise
-    if noise.layout is not None:
-        known: Layout = noise.layout
+    trace = posterior.trace(inputs)
+    key = ("layout", posterior.law.functions)  # a bank that was empty has samples later
+    if key in trace.memo:
+        known: Layout = trace.memo[key]
         return known
-    twice = repeat_rows(slice_rows(inputs, 0, 1), 2)
-    widest, widest_after = _widest_activations(posterior, twice, keys[:1])
-    parameter = next(posterior.parameters(), None)
-    on_cpu = parameter is None or parameter.device.type == "cpu"
-    budget = CPU_ELEMENTS if on_cpu else DEVICE_ELEMENTS
-    layout = Layout(
-        rows=max(LEAST_ROWS, budget // widest),
-        folded_rows=max(LEAST_ROWS, budget // widest_after),
-        folds=posterior.folds,
-        sites=posterior.sites(),
-    )
-    if posterior.network not in layout.sites:
-        layout.deterministic = [m for m in posterior.network.modules() if layout.sites.isdisjoint(m.modules())]
-        layout.opaque = reads_outside(posterior, twice, keys[0])
-    known_now = True
-    if layout.folds and not _agrees(posterior, twice, keys[0], tiled=False):
-        layout.joins, layout.folded_rows = True, layout.rows
-        layout.folds = _agrees(posterior, twice, keys[0], tiled=True)
-        known_now = layout.folds or _is_finite(posterior, twice, keys[0])  # outputs that are NaN agree with nothing
-    if known_now:
-        noise.layout = layout
+    layout, certain = _layout(posterior, trace), True
+    if layout.folds:
+        certain = _try_folding(posterior, layout, repeat_rows(slice_rows(inputs, 0, 1), 2), keys[0])
+    if certain:
+        trace.memo[key] = layout
     return layout
 
 
-def _is_finite(posterior: Posterior, twice: Any, key: Key) -> bool:
-    return bool(posterior.evaluate(twice, [key]).isfinite().all())
+def _budget(posterior: Posterior) -> int:
+    parameter = next(posterior.parameters(), None)
+    return CPU_ELEMENTS if parameter is None or parameter.device.type == "cpu" else DEVICE_ELEMENTS
 
 
-def _agrees(posterior: Posterior, twice: Any, key: Key, *, tiled: bool) -> bool:
+def _layout(posterior: Posterior, trace: Trace) -> Layout:
+    network, law = posterior.network, posterior.law
+    if trace.failure is not None:
+        return Layout(rows=1, folded_rows=1, folds=False, opaque=True)
+    sites = law.sites()
+    widest, widest_after = trace.widest(name for name, module in network.named_modules() if module in sites)
+    budget = _budget(posterior)
+    layout = Layout(
+        rows=max(LEAST_ROWS, budget // widest),
+        folded_rows=max(LEAST_ROWS, budget // widest_after),
+        folds=law.together(trace) != "one",
+        sites=sites,
+    )
+    if network not in sites:
+        layout.deterministic = [m for m in network.modules() if sites.isdisjoint(m.modules())]
+        layout.opaque = any(
+            trace.is_read_outside(tensor)
+            for site in sites
+            for whole in [isinstance(site, nn.MultiheadAttention)]  # which reads its projection without calling it
+            for tensor in (*site.parameters(recurse=whole), *site.buffers(recurse=whole))
+        )
+    return layout
+
+
+def _try_folding(posterior: Posterior, layout: Layout, twice: Any, key: Key) -> bool:
+    """Find out how draws fold, if they do; return whether that is certain."""
+    keys = [key, Key(key.seed, key.index + 1, key.path)]
+    try:
+        alone = torch.cat([posterior.evaluate(twice, [one]) for one in keys])
+    except Exception:  # on rows that nobody gave; if it is not the rows, the user's own pass will say so
+        layout.folds = False
+        return True
+    if _agrees(posterior, twice, keys, alone, tiled=False):
+        return True
+    layout.joins, layout.folded_rows = True, layout.rows
+    layout.folds = _agrees(posterior, twice, keys, alone, tiled=True)
+    return layout.folds or bool(alone.isfinite().all())  # outputs that are NaN agree with nothing
+
+
+def _agrees(posterior: Posterior, twice: Any, keys: list[Key], alone: Tensor, *, tiled: bool) -> bool:
     """Return whether two draws together give what each gives alone."""
-    keys = [key, Key(key.seed, key.index + 1, key.member)]
-    alone = torch.cat([posterior.evaluate(twice, [one]) for one in keys])
     try:
         together = posterior.evaluate(twice, keys, tiled=tiled)
     except Exception:  # the same draws run alone, so it is the arrangement that fails, with whatever error
@@ -97,30 +131,3 @@ def _agrees(posterior: Posterior, twice: Any, key: Key, *, tiled: bool) -> bool:
         return False
     tolerance = torch.finfo(alone.dtype).eps ** 0.5 * (1 + alone.abs().max())
     return bool((together - alone).abs().max() <= tolerance)
-
-
-def _widest_activations(posterior: Posterior, twice: Any, keys: Sequence[Key]) -> tuple[int, int]:
-    """Return the elements per example of the widest output of a module, and of the widest from the first noise on."""
-    widest, widest_after, random = 1, 1, False
-    sites = posterior.sites()
-    posterior.evaluate(twice, keys)  # a first draw may also pass other numbers of rows, which must not be counted
-
-    def look(module: nn.Module, args: Any, output: Any) -> None:
-        nonlocal random
-        random = random or module in sites or posterior.noise.fired
-
-        def size(tensor: Tensor) -> None:
-            nonlocal widest, widest_after
-            widest = max(widest, tensor.numel() // 2)
-            if random:
-                widest_after = max(widest_after, tensor.numel() // 2)
-
-        map_tensors(size, output)
-
-    handles = [module.register_forward_hook(look) for module in posterior.network.modules()]
-    try:
-        posterior.evaluate(twice, keys)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return widest, widest_after

@@ -1,83 +1,100 @@
-"""Predictors that need no draws."""
+"""Predictors that need no draws: which engine carries a posterior's Gaussians to the outputs, and what it found out."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from bayesify._core.trees import slice_rows
-from bayesify.laws import LastLayerLaplacePosterior, Posterior
+from bayesify._core.trees import repeat_rows, slice_rows
+from bayesify.laws import Component, Posterior, Refusal, Trace
+from bayesify.laws.laplace import last_features
 from bayesify.likelihoods.prediction import Prediction
-from bayesify.prediction.closed_form import ClosedForm
-from bayesify.prediction.components import Component, gaussian_components
 from bayesify.prediction.linearised import LinearisedPass, Plan, make_plan
-from bayesify.prediction.linearised.output_variances import all_variances, margin_variances
-from bayesify.prediction.linearised.principal import Head, look, principal_variances
-from bayesify.prediction.outputs import OutputMoments, class_position, prediction_of
-from bayesify.prediction.scales import Scale, check_scales
+from bayesify.prediction.linearised.output_variances import (
+    Head,
+    all_variances,
+    margin_variances,
+    principal_variances,
+)
+from bayesify.prediction.outputs import OutputMoments, prediction_of
+from bayesify.prediction.predictors import Predictor, Streamlined
 from bayesify.prediction.streamlined import MomentsPass
 from bayesify.prediction.streamlined.moments import NoRuleError
 
-__all__ = ["OnePass", "make_one_pass", "one_pass_of"]
+__all__ = ["OnePass", "Scale", "one_pass_of"]
 
-
-_WORDS = {
+Scale = float | Mapping[str, float]
+Way = Literal["linearised", "moments", "margin", "principal"]
+_WORDS: dict[str, str] = {
     "linearised": "linearised: one backward pass for each output",
     "margin": "streamlined: one backward pass for the margin of the top two (positions share weights)",
     "principal": "streamlined: one backward pass for where the logits move most (positions share weights)",
-    "moments": "streamlined: means and variances in one forward pass",
-    "covariance": "streamlined: means and covariances in one forward pass",
+    "none": "streamlined: means and variances in one forward pass",
+    "full": "streamlined: means and covariances in one forward pass",
     "per-head": "streamlined: means and variances in one forward pass, with covariances within heads",
 }
-FORWARD = ("moments", "covariance", "per-head")
-Engine = Literal["linearised", "moments", "margin", "principal", "covariance", "per-head"]
+_CLOSED_FORM = "closed form: the covariance of the last layer's outputs in one forward pass"
 
 
 class OnePass:
     """A predictor for one posterior; what it learns about the network serves all batches.
 
+    Where the last layer alone is random, outputs are linear in what is random, and every approximation is their closed
+    form. All other components of the posterior have one engine.
+
     Args:
         posterior: The posterior.
-        how: "linearised", "covariance", "per-head", "moments", "margin", "principal", or "streamlined", which takes one
-            of the last three.
+        predictor: `Streamlined` or `Linearised`.
         inputs: A batch to learn from.
+
+    Raises:
+        ValueError: The posterior or the network has no such prediction; says what it has.
     """
 
-    def __init__(self, posterior: Posterior, how: str, inputs: Any) -> None:
+    def __init__(self, posterior: Posterior, predictor: Predictor, inputs: Any) -> None:
+        trace = posterior.trace(inputs)
+        found = posterior.components(trace)
+        if isinstance(found, Refusal):
+            raise ValueError(str(found))
         self.posterior = posterior
-        posterior.prepare(inputs)
-        self.laws = gaussian_components(posterior)
+        self.components = found
+        self.covariance = predictor.covariance if isinstance(predictor, Streamlined) else "none"
+        if self.covariance == "per-head" and all(one.dense is not None for one in found):
+            raise ValueError(
+                "Streamlined(covariance='per-head') is for attentions with random values, and only the last linear "
+                "layer is random here. Use how='streamlined'."
+            )
+        self.factors = [1.0] * len(found)  # of closed forms
         self.head: Head | None = None
         self.plan: Plan | None = None
-        self.passes: list[MomentsPass] = []
-        self.engine: Engine = self._choose(how, inputs)
-        if self.engine in FORWARD:
-            self.passes = [self._forward(law) for law in self.laws]
-        elif self.plan is None:
-            self.plan = make_plan(posterior, self.laws[0], inputs)
         self.others: dict[frozenset[tuple[str, float]], OnePass] = {}
+        carried = [one for one in found if one.dense is None]
+        self.way: Way = self._choose(predictor, carried[0], inputs, trace) if carried else "moments"
+        self.passes = self._forward_passes()
 
     @property
     def layers(self) -> list[str]:
         """Return the names of the layers with Gaussian tensors, in their order."""
-        return list(dict.fromkeys(layer_of(name) for name in self.laws[0].variances))
+        return list(dict.fromkeys(layer_of(name) for one in self.components for name in one.variances))
 
     def scaled(self, scales: Mapping[str, float]) -> OnePass:
         """Return the predictor of the posterior whose layers' variances are multiplied by numbers."""
-        check_scales(scales, self.layers)
+        _check_scales(scales, self.layers)
         key = frozenset(scales.items())
         if key not in self.others:
             made = copy.copy(self)
-            made.laws = [
-                law.scaled({name: scales.get(layer_of(name), 1.0) for name in law.variances}) for law in self.laws
+            made.components = [
+                one.scaled({name: scales.get(layer_of(name), 1.0) for name in one.variances}) for one in self.components
             ]
-            made.passes = [self._forward(law) for law in made.laws] if self.engine in FORWARD else []
+            made.factors = [1.0 if one.dense is None else scales.get(one.dense.layer, 1.0) for one in self.components]
+            made.passes = made._forward_passes()
             made.plan = None if self.plan is None else replace(self.plan, factors={})
             self.others = {key: made}  # the last one alone: each holds a copy of all variances
         return self.others[key]
@@ -85,25 +102,38 @@ class OnePass:
     @property
     def differentiated(self) -> bool:
         """Whether the last prediction took backward passes, or derivatives of single functions."""
-        return self.backward or any(one.settings.derivatives for one in self.passes)
+        return self.backward or any(one is not None and one.settings.derivatives for one in self.passes)
 
     @property
     def backward(self) -> bool:
         """Whether a prediction takes backward passes."""
-        return self.engine not in FORWARD
+        return self.way != "moments"
 
     @property
     def looped(self) -> bool:
         """Whether examples are looped over."""
         return self.backward and self.plan is not None and bool(self.plan.looped)
 
-    def _forward(self, law: Component, engine: Engine | None = None) -> MomentsPass:
-        engine = engine or self.engine
-        first_order = self.posterior.method.first_order
-        covariance, per_head = engine == "covariance", engine == "per-head"
-        return MomentsPass(self.posterior, law, first_order=first_order, covariance=covariance, per_head=per_head)
+    @property
+    def words(self) -> str:
+        """Say which engine it is."""
+        if self.components[0].dense is not None:
+            return _CLOSED_FORM
+        return _WORDS[self.covariance if self.way == "moments" else self.way]
 
-    def _choose(self, how: str, inputs: Any) -> Any:
+    # -- the engine -------------------------------------------------------------------------------------------------
+
+    def _forward_passes(self) -> list[MomentsPass | None]:
+        """Return what carries each component forward, where that is the engine."""
+        carried = self.way == "moments"
+        return [self._forward(one) if carried and one.dense is None else None for one in self.components]
+
+    def _forward(self, component: Component) -> MomentsPass:
+        first_order = self.posterior.law.first_order
+        covariance, per_head = self.covariance == "full", self.covariance == "per-head"
+        return MomentsPass(self.posterior, component, first_order=first_order, covariance=covariance, per_head=per_head)
+
+    def _choose(self, predictor: Predictor, component: Component, inputs: Any, trace: Trace) -> Way:
         """Choose the engine.
 
         Variances that are carried forward count positions as (partly) independent, and networks add up positions whose
@@ -111,68 +141,88 @@ class OnePass:
         examples. A backward pass is right for them, for one number of each example, and with a last linear layer that
         number gives the size of all logits' covariance.
         """
-        if how in ("linearised", *FORWARD):
-            return how
-        posterior, law = self.posterior, self.laws[0]
-        outputs, self.head = look(posterior, law, inputs)
-        classes = class_position(posterior.likelihood, outputs) is not None
-        single = outputs.ndim <= 2 and (classes or outputs.numel() == 1)
-        if how == "margin" and not single:
+        engine = predictor.engine if isinstance(predictor, Streamlined) else "linearised"
+        if engine == "moments" or self.covariance != "none":
+            return "moments"
+        if trace.failure is not None:
+            self.posterior.reference(inputs)  # if it is the inputs that are wrong, the network says so
+            if engine == "auto":
+                return "moments"
             raise ValueError(
-                f"how='margin' is for one decision or one number for each example, and the network's output is "
-                f"{tuple(outputs.shape[1:])}. Use how='streamlined' or how='linearised'."
+                f"A dry run of the network on copies of one row failed ({trace.failure}), so that it is unknown where "
+                "its activations have their batch, which a backward pass must know. Use how='sampling'."
             )
+        if engine == "linearised":
+            self.plan = make_plan(self.posterior, component, inputs)
+            return "linearised"
+        posterior = self.posterior
+        outputs, self.head = _head(posterior, trace)
+        classes = posterior.likelihood.softmax_dim(outputs.ndim) is not None
+        single = outputs.ndim <= 2 and (classes or outputs[0].numel() == 1)
         whole = single and classes and self.head is not None
-        if how == "principal" and not whole:
+        best: Way = "linearised" if not single else "principal" if whole else "margin"
+        if engine == "margin" and not single:
             raise ValueError(
-                "how='principal' is for classifiers whose logits come from a last nn.Linear. Use how='streamlined' or "
-                "how='linearised'."
+                "Streamlined(engine='margin') is for one decision or one number for each example, and the network's "
+                f"output is {tuple(outputs.shape[1:])}. Use how='streamlined' or how='linearised'."
             )
-        if how != "streamlined":
-            return how
-        best = "linearised" if not single else "principal" if whole else "margin"
+        if engine == "principal" and not whole:
+            raise ValueError(
+                "Streamlined(engine='principal') is for classifiers whose logits come from a last nn.Linear. Use "
+                "how='streamlined' or how='linearised'."
+            )
+        if engine != "auto":
+            self.plan = make_plan(posterior, component, inputs)
+            return "margin" if engine == "margin" else "principal"
         with suppress(ValueError):  # a network that no backward pass can be planned for
-            self.plan = make_plan(posterior, law, inputs)
+            self.plan = make_plan(posterior, component, inputs)
         if single and self.plan is not None and self.plan.positions and not self.plan.looped:
             return best
         if self.plan is None:
             return "moments"
         try:
-            self._forward(law, "moments")(slice_rows(inputs, 0, 1))
+            self._forward(component).run(repeat_rows(slice_rows(inputs, 0, 1), 2))
         except (NoRuleError, ValueError):  # an operation that only derivatives are known of
             return best
         return "moments"
 
-    @property
-    def words(self) -> str:
-        """Say which engine it is."""
-        return _WORDS[self.engine]
+    # -- predictions ------------------------------------------------------------------------------------------------
 
     def moments(self, inputs: Any, *, scale: Scale = 1.0, input_variance: Tensor | None = None) -> list[OutputMoments]:
         """Return the outputs' moments for each component of the posterior."""
         if isinstance(scale, Mapping):
             return self.scaled(scale).moments(inputs, input_variance=input_variance)
-        if input_variance is not None and self.engine not in FORWARD:
-            raise ValueError("Only how='moments' takes an input_variance; this prediction needs backward passes.")
+        if input_variance is not None and not all(self.passes):
+            raise ValueError(
+                "Only Streamlined(engine='moments') takes an input_variance; this prediction is "
+                f"{self.words.partition(':')[0]!r} and takes inputs as they are."
+            )
         found = []
-        for index, law in enumerate(self.laws):
-            if self.engine in FORWARD:
-                mean, variance = self.passes[index](inputs, input_variance)
-            else:
-                mean, variance = self._backward(law, inputs)
-            found.append(OutputMoments(mean, variance, self.words, weight=law.weight).times(scale))
+        for component, forward, factor in zip(self.components, self.passes, self.factors, strict=True):
+            mean, variance, covariance = self._moments(component, forward, inputs, input_variance)
+            made = OutputMoments(mean, variance, self.words, covariance, component.weight)
+            found.append(made.times(scale * factor))
         return found
 
-    def _backward(self, law: Component, inputs: Any) -> tuple[Tensor, Tensor]:
+    def _moments(
+        self, component: Component, forward: MomentsPass | None, inputs: Any, input_variance: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return mean, and variance or covariance, of the outputs of one component."""
+        posterior = self.posterior
+        if component.dense is not None:
+            patch = component.at_mean(posterior.network)
+            return component.dense.gaussian(*last_features(posterior, component.dense.layer, inputs, patch))
+        if forward is not None:
+            return *forward(inputs, input_variance), None
         assert self.plan is not None
-        if self.engine == "principal":
+        if self.way == "principal":
             assert self.head is not None
             with self.head.watched():
-                made = LinearisedPass(self.posterior, law, self.plan, inputs)
-            return made.outputs, principal_variances(made, law, self.head)
-        made = LinearisedPass(self.posterior, law, self.plan, inputs)
-        variances = margin_variances if self.engine == "margin" else all_variances
-        return made.outputs, variances(made, self.posterior.likelihood)
+                made = LinearisedPass(posterior, component, self.plan, inputs)
+            return made.outputs, principal_variances(made, component, self.head), None
+        made = LinearisedPass(posterior, component, self.plan, inputs)
+        variances = margin_variances if self.way == "margin" else all_variances
+        return made.outputs, variances(made, posterior.likelihood), None
 
     def predict(
         self,
@@ -197,28 +247,32 @@ def layer_of(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def make_one_pass(posterior: Posterior, how: str, inputs: Any) -> OnePass | ClosedForm:
-    """Return the predictor of this name for a posterior, or raise with what works instead."""
-    if isinstance(posterior, LastLayerLaplacePosterior):
-        if how == "per-head":
-            raise ValueError(
-                "how='per-head' is for attentions with random values, and only the last linear layer is random here. "
-                "Use how='streamlined'."
-            )
-        # Outputs are linear in what is random: every approximation is the closed form.
-        return ClosedForm(posterior)
-    if how == "closed-form":
-        posterior.output_gaussian(inputs)  # says what there is instead
-    return OnePass(posterior, how, inputs)
+def one_pass_of(posterior: Posterior, predictor: Predictor, inputs: Any) -> OnePass:
+    """Return the predictor of a posterior for such inputs, which is kept until the posterior changes."""
+    memo, state = posterior.trace(inputs).memo, _state(posterior)
+    known: tuple[Any, OnePass] | None = memo.get(predictor)
+    if known is None or known[0] != state:
+        known = memo[predictor] = (state, OnePass(posterior, predictor, inputs))
+    return known[1]
 
 
-def one_pass_of(posterior: Posterior, how: str, inputs: Any) -> OnePass | ClosedForm:
-    """Return the predictor of a posterior, which is kept until the posterior changes."""
-    known: dict[str, tuple[Any, OnePass | ClosedForm]] = posterior.noise.predictors
-    state = _state(posterior)
-    if how not in known or known[how][1].posterior is not posterior or known[how][0] != state:
-        known[how] = (state, make_one_pass(posterior, how, inputs))
-    return known[how][1]
+def _head(posterior: Posterior, trace: Trace) -> tuple[Tensor, Head | None]:
+    """Return outputs, of which only the shape is known, and the linear layer that makes them, if there is one."""
+    outputs = posterior.read(trace.output)
+    if trace.last_linear is None or outputs.ndim != 2 or not trace.is_last(outputs):
+        return outputs, None
+    module = posterior.network.get_submodule(trace.last_linear)
+    assert isinstance(module, nn.Linear)
+    return outputs, Head(trace.last_linear, module)
+
+
+def _check_scales(scales: Mapping[str, float], layers: Sequence[str]) -> None:
+    """Raise where a layer has no scale, or a scale is no such number."""
+    unknown = [layer for layer in scales if layer not in layers]
+    if unknown:
+        raise ValueError(f"There is no layer {unknown[0]!r} with Gaussian weights; there are {list(layers)}.")
+    if any(not 0 <= scale < math.inf for scale in scales.values()):
+        raise ValueError(f"Scales of variances must be at least 0 and finite, but they are {dict(scales)}.")
 
 
 def _state(posterior: Posterior) -> tuple[Any, ...]:

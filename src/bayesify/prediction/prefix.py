@@ -2,47 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bayesify.laws import Noise, Posterior
-from bayesify.laws.patching import patched_forward
 from bayesify.prediction.layout import Layout
 
-__all__ = ["shared_prefix"]
+__all__ = ["Prefix", "shared_prefix"]
 
 Versions = list[tuple[Tensor, int]]
+Forwards = Mapping[nn.Module, Callable[..., Any]]
 _PLAIN = (bool, int, float, str, type, torch.dtype, torch.device)
 
 
-class _Prefix:
+class Prefix:
     """Outputs of the deterministic modules that a pass calls before the first noise, in the order of the calls.
 
     In the first pass every outermost such call is kept; in later passes on the same inputs it is answered without
     computing. Modules that change their inputs in place, or whose output is changed in place later, run each time.
+
+    Args:
+        layout: Which modules are deterministic, and which are random.
     """
 
-    def __init__(self, noise: Noise) -> None:
-        self.noise = noise
+    def __init__(self, layout: Layout) -> None:
+        self.sites = layout.sites
+        self.remembered = {module: self._deterministic(module.forward) for module in layout.deterministic}
         self.kept: list[tuple[Any, Versions] | None] = []
         self.position = 0
         self.inside = 0
+        self.fired = False
 
-    @contextmanager
-    def one_pass(self) -> Iterator[None]:
-        """Mark a pass over the same inputs as the passes before."""
-        self.position = 0
-        yield
+    def forwards(self, forwards: Forwards) -> Forwards:
+        """Begin a pass over the same inputs as the passes before; return the forwards of its modules.
 
-    def deterministic(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        Args:
+            forwards: Those that the law gives to some modules.
+        """
+        self.position, self.inside, self.fired = 0, 0, False
+        random = {module: module.forward for module in self.sites} | dict(forwards)
+        return {**self.remembered, **{module: self._random(forward) for module, forward in random.items()}}
+
+    def _deterministic(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """Return a forward that is answered from memory where that is right."""
 
         def remembered(*args: Any, **kwargs: Any) -> Any:
-            if self.noise.fired or self.inside:
+            if self.fired or self.inside:
                 return forward(*args, **kwargs)
             index, self.position = self.position, self.position + 1
             first = index == len(self.kept)
@@ -67,29 +74,21 @@ class _Prefix:
 
         return remembered
 
-    def random(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def _random(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """Return a forward that marks the end of the prefix."""
 
         def marked(*args: Any, **kwargs: Any) -> Any:
-            self.noise.fired = True
+            self.fired = True
             return forward(*args, **kwargs)
 
         return marked
 
 
-@contextmanager
-def shared_prefix(
-    posterior: Posterior, layout: Layout, passes: int
-) -> Iterator[Callable[[], AbstractContextManager[None]]]:
-    """Let passes on the same inputs share what is deterministic; each is to run inside the context that is yielded."""
+def shared_prefix(layout: Layout, passes: int) -> Prefix | None:
+    """Return what lets passes on the same inputs share what is deterministic; None where nothing is, or is known."""
     if passes == 1 or layout.opaque or not layout.deterministic or not layout.sites:
-        yield nullcontext
-        return
-    prefix = _Prefix(posterior.noise)
-    forwards = {module: prefix.random(module.forward) for module in layout.sites}
-    forwards |= {module: prefix.deterministic(module.forward) for module in layout.deterministic}
-    with patched_forward(forwards):
-        yield prefix.one_pass
+        return None
+    return Prefix(layout)
 
 
 def _same(before: Versions, after: Versions) -> bool:

@@ -22,21 +22,19 @@ def add_draws(posterior: Posterior, inputs: Any, keys: Sequence[Key], stream: St
     Draws are folded into the batch while it is small and looped over when it is large; what runs before the first
     randomness runs once. Memory does not grow with the number of draws.
     """
-    with posterior.noise.lock:
+    with posterior.lock:
         _add(posterior, inputs, keys, stream, layout_of(posterior, inputs, keys))
 
 
 def _add(posterior: Posterior, inputs: Any, keys: Sequence[Key], stream: Stream, layout: Layout) -> None:
     passes = _passes(layout, batch_rows(inputs), keys)
     tiled = layout.joins and max(map(len, passes)) > 1
+    prefix = shared_prefix(layout, 1 if tiled else len(passes))
     done = 0
     try:
-        with shared_prefix(posterior, layout, 1 if tiled else len(passes)) as one_pass:
-            for some in passes:
-                with one_pass():
-                    outputs = posterior.evaluate(inputs, some, tiled=tiled)
-                stream.add(outputs)
-                done += len(some)
+        for some in passes:
+            stream.add(posterior.evaluate(inputs, some, tiled=tiled, prefix=prefix))
+            done += len(some)
     except Exception as error:
         if tiled or max(map(len, passes)) == 1:
             raise
@@ -50,7 +48,7 @@ def _add(posterior: Posterior, inputs: Any, keys: Sequence[Key], stream: Stream,
 
 
 def _passes(layout: Layout, rows: int, keys: Sequence[Key]) -> list[list[Key]]:
-    """Return which draws go through the network together: of one member, and as many as keep a pass in the cache."""
+    """Return which draws go through the network together: of one part, and as many as keep a pass in the cache."""
     together = max(1, layout.folded_rows // rows) if layout.folds else 1
-    members = [list(group) for _, group in groupby(keys, key=lambda key: key.member)]
-    return [group[start : start + together] for group in members for start in range(0, len(group), together)]
+    parts = [list(group) for _, group in groupby(keys, key=lambda key: key.path)]
+    return [group[start : start + together] for group in parts for start in range(0, len(group), together)]

@@ -11,9 +11,7 @@ from torch import Tensor
 from bayesify._core.modes import evaluation_mode
 from bayesify._core.trees import map_tensors, to_device
 from bayesify.laws import Posterior, require_posterior, warn_unless_learned
-from bayesify.likelihoods import Gaussian
 from bayesify.prediction import posterior_device
-from bayesify.prediction.outputs import class_position
 
 __all__ = ["Sensitivity", "input_sensitivity"]
 
@@ -78,7 +76,7 @@ def input_sensitivity(
     leaf = asked.detach().clone().requires_grad_()
     placed = map_tensors(lambda tensor: leaf if tensor is asked else tensor, inputs)
     keys = posterior.keys(num_samples, seed)
-    with torch.inference_mode(False), posterior.noise.lock, evaluation_mode(posterior):
+    with torch.inference_mode(False), posterior.lock, evaluation_mode(posterior):
         with torch.no_grad():
             mean = _values(posterior, placed, keys[0])
             for key in keys[1:]:
@@ -109,12 +107,7 @@ def input_sensitivity(
 
 def _values(posterior: Posterior, inputs: Any, key: Any) -> Tensor:
     """Return a draw's centred logits, or means, (B, K)."""
-    outputs = posterior.evaluate(inputs, [key])[0]
-    classes = class_position(posterior.likelihood, outputs)
-    if classes is not None:
-        outputs = outputs - outputs.mean(classes, keepdim=True)
-    elif isinstance(posterior.likelihood, Gaussian):
-        outputs = posterior.likelihood.moments(outputs)[0]
+    outputs = posterior.likelihood.centre(posterior.evaluate(inputs, [key])[0])
     return outputs.reshape(outputs.shape[0], -1)
 
 

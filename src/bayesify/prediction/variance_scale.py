@@ -16,13 +16,11 @@ from bayesify._core.modes import evaluation_mode
 from bayesify._core.trees import to_device
 from bayesify.laws import Posterior, require_posterior, warn_unless_learned
 from bayesify.likelihoods import Likelihood
-from bayesify.likelihoods.prediction import ClassificationPrediction, Prediction, RegressionPrediction
-from bayesify.prediction import ONE_PASS
-from bayesify.prediction.closed_form import ClosedForm
 from bayesify.prediction.one_pass import OnePass, one_pass_of
 from bayesify.prediction.outputs import OutputMoments, prediction_of
+from bayesify.prediction.predictors import Predictor, as_predictor
 
-__all__ = ["fit_variance_scale", "prediction_nll"]
+__all__ = ["fit_variance_scale"]
 
 Found = list[tuple[list[OutputMoments], Tensor]]
 SWEEPS = 20  # over the layers, at most: they end with one that gains less than GAIN nats
@@ -35,7 +33,7 @@ def fit_variance_scale(
     posterior: Posterior,
     val_loader: Iterable[Any],
     *,
-    how: str = "streamlined",
+    how: str | Predictor = "streamlined",
     per_layer: Literal[False] = False,
     num_samples: int | None = None,
     seed: int = 0,
@@ -47,7 +45,7 @@ def fit_variance_scale(
     posterior: Posterior,
     val_loader: Iterable[Any],
     *,
-    how: str = "streamlined",
+    how: str | Predictor = "streamlined",
     per_layer: Literal[True],
     num_samples: int | None = None,
     seed: int = 0,
@@ -58,7 +56,7 @@ def fit_variance_scale(
     posterior: Posterior,
     val_loader: Iterable[Any],
     *,
-    how: str = "streamlined",
+    how: str | Predictor = "streamlined",
     per_layer: bool = False,
     num_samples: int | None = None,
     seed: int = 0,
@@ -94,15 +92,19 @@ def fit_variance_scale(
     """
     require_posterior(posterior)
     warn_unless_learned(posterior)
-    if how not in ONE_PASS:
-        raise ValueError(f"how must be one of {list(ONE_PASS)}, but it is {how!r}; for draws there is calibrate.")
+    predictor = as_predictor(how, posterior)
+    if not predictor.variances:
+        raise ValueError(
+            f"how={how!r} has no variances of its own to scale. Use how='streamlined' or how='linearised'; for draws "
+            "there is calibrate."
+        )
     device = next((p.device for p in posterior.parameters()), torch.device("cpu"))
-    with torch.inference_mode(False), torch.no_grad(), posterior.noise.lock, evaluation_mode(posterior):
+    with torch.inference_mode(False), torch.no_grad(), posterior.lock, evaluation_mode(posterior):
         batches = [posterior.split_batch(to_device(batch, device)) for batch in val_loader] if per_layer else []
         seen: Iterable[Any] = batches or (posterior.split_batch(to_device(batch, device)) for batch in val_loader)
         found: Found = []
         for inputs, targets in seen:
-            moments = one_pass_of(posterior, how, inputs).moments(inputs)
+            moments = one_pass_of(posterior, predictor, inputs).moments(inputs)
             posterior.likelihood.check(moments[0].mean, targets)
             found.append((moments, targets))
         if not found:
@@ -114,7 +116,7 @@ def fit_variance_scale(
         scale: float | dict[str, float]
         if per_layer:
             value = nll(found)
-            scale = _per_layer(one_pass_of(posterior, how, batches[0][0]), batches, found, nll)
+            scale = _per_layer(one_pass_of(posterior, predictor, batches[0][0]), batches, found, nll)
         else:
             best, value = minimise(lambda log: nll(_times(found, math.exp(log))), LOWEST, HIGHEST, start=0.0)
             scale = math.exp(best)
@@ -124,7 +126,7 @@ def fit_variance_scale(
 
 
 def _per_layer(
-    one_pass: OnePass | ClosedForm, batches: Sequence[tuple[Any, Tensor]], found: Found, nll: Callable[[Found], float]
+    one_pass: OnePass, batches: Sequence[tuple[Any, Tensor]], found: Found, nll: Callable[[Found], float]
 ) -> dict[str, float]:
     layers = one_pass.layers
     if not layers:
@@ -188,23 +190,6 @@ def _nll(likelihood: Likelihood, found: Found, num_samples: int | None, seed: in
     total, count = 0.0, 0.0
     for moments, targets in found:
         prediction = prediction_of(likelihood, moments, num_samples=num_samples, seed=seed)
-        part, number = prediction_nll(likelihood, prediction, targets)
-        total, count = total + part, count + number
+        part, number = likelihood.total_nll(prediction.log_prob(likelihood.marked(targets)), targets)
+        total, count = total + part.item(), count + number.item()
     return total / max(count, 1.0)
-
-
-def prediction_nll(likelihood: Likelihood, prediction: Prediction, targets: Tensor) -> tuple[float, float]:
-    """Return the sum of -ln p(target) over the positions that count, and their number."""
-    if isinstance(prediction, ClassificationPrediction):
-        weight = likelihood.weight(targets)
-        labels = targets.long() if targets.dtype != torch.bool and not targets.is_floating_point() else targets > 0.5
-        labels = labels.long().reshape(prediction.log_probs.shape[:-1])
-        counted = torch.ones_like(labels, dtype=torch.bool) if weight is None else weight.reshape(labels.shape) > 0
-        picked = prediction.log_probs.gather(-1, labels.where(counted, 0)[..., None])[..., 0]
-        return float(-picked[counted].double().sum()), float(counted.sum())
-    if not isinstance(prediction, RegressionPrediction):
-        raise ValueError(f"There is no likelihood of a {type(prediction).__name__}.")
-    variance = prediction.variance.double()
-    residual = targets.double().reshape(variance.shape) - prediction.mean.double()
-    each = 0.5 * (residual.square() / variance + variance.log() + math.log(2 * math.pi))
-    return float(each.sum()), float(each.numel())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
-from dataclasses import asdict
+import re
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from torch import Tensor, nn
 
 from bayesify._core.files import FileError, check_values, digest, fingerprint
 from bayesify._core.values import fits, misfits
-from bayesify.conversion import Conversion, ConversionRow, Selection, build
-from bayesify.laws import Posterior, require_posterior
+from bayesify.conversion import build
+from bayesify.laws import Law, Posterior, law_class, require_posterior
 from bayesify.likelihoods import Likelihood, likelihood_from_dict
-from bayesify.methods import Method, method_from_dict
+from bayesify.methods import method_from_dict, methods
+from bayesify.selection import Conversion, ConversionRow, Selection, select_parameters
 from bayesify.storage.probe import check_probe, check_rates, drop_rates, make_probe
 from bayesify.storage.sizes import fitted_to
 from bayesify.storage.versions import CONFIG, read_version, write_version
@@ -74,16 +76,16 @@ def save(posterior: Posterior, path: str | Path) -> None:
         mc-dropout
     """
     require_posterior(posterior)
-    state = _tensors_of(posterior)
+    state = _kept(posterior)
     marks = {name: fingerprint(tensor) for name, tensor in state.items()}
     network = {name: posterior.origin[mark] for name, mark in marks.items() if mark in posterior.origin}
     added = {name: tensor for name, tensor in state.items() if name not in network}
     config = {
         "format": FORMAT,
-        "method": posterior.method.to_dict(),
+        "method": _describe(posterior),
         "likelihood": posterior.likelihood.to_dict(),
         "output_key": posterior.output_key,
-        "default_samples": posterior.default_samples,
+        "default_samples": posterior.default_draws,
         "conversion": [asdict(row) for row in posterior.conversion.rows] if posterior.conversion else [],
         "frozen": posterior.frozen,
         "network": network,
@@ -120,14 +122,18 @@ def load(path: str | Path, network: nn.Module, *, memory_map: bool = False, prob
     folder = Path(path)
     config, tensors, marks, file = read_version(folder, lambda found: _check_config(found, folder))
     posterior = _rebuild(config, tensors, network, folder)
-    posterior.make_room(tensors)
-    state = _tensors_of(posterior)
-    _check_names(state.keys(), tensors.keys(), config["network"].keys(), folder)
+    learns = posterior.learning is not None
+    posterior.learning = None
+    posterior.law.make_room(tensors)
+    state = _kept(posterior)
+    stored, tensors = tensors, _modernised(tensors, state, learns)
+    ours = {name for name in config["network"] if name in state or not (learns and _LEFT.match(name))}
+    _check_names(state.keys(), tensors.keys(), ours, folder)
     _check_shapes(state, tensors, folder)
-    own = _network_tensors(config, network, folder)
+    own = {name: tensor for name, tensor in _network_tensors(config, network, folder).items() if name in ours}
     _check_shapes(state, own, folder)
-    mapped = {name for name, _ in posterior.named_buffers()} & set(tensors) if memory_map else set()
-    check_values(file, {name: tensor for name, tensor in tensors.items() if name not in mapped}, marks)
+    mapped = {file_name(name) for name, _ in posterior.named_buffers()} & set(tensors) if memory_map else set()
+    check_values(file, {name: tensor for name, tensor in stored.items() if name not in mapped}, marks)
     tensors |= own
     for name, tensor in state.items():  # what was saved in another precision than the network's keeps it
         tensor.data = tensor.data.to(tensors[name].dtype)
@@ -135,7 +141,8 @@ def load(path: str | Path, network: nn.Module, *, memory_map: bool = False, prob
         if state[name].device.type != "cpu":
             raise ValueError(f"memory_map reads files on a CPU, and the network is on {state[name].device}.")
         state[name].data = tensors[name]  # as the file is read: page by page
-    own_memory = {name: tensor for name, tensor in tensors.items() if name not in mapped}
+    names = {file_name(name): name for name in _tensors_of(posterior)}
+    own_memory = {names[name]: tensor for name, tensor in tensors.items() if name not in mapped}
     posterior.load_state_dict({**posterior.state_dict(), **own_memory})
     _check_likelihood(posterior.likelihood, folder)
     if config["format"] > 1:
@@ -150,6 +157,41 @@ def load(path: str | Path, network: nn.Module, *, memory_map: bool = False, prob
 def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
     # What else `get_extra_state` may give is the network's own, which is not stored.
     return {name: value for name, value in module.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
+
+
+# -- names in files -------------------------------------------------------------------------------------------------
+
+# What only learning needs, and files of before held: chains, samples on their way to a generator, weights of classes.
+_LEFT = re.compile(r"(?:chains|workshop)\.|(?:eta|kl_weight)$")
+
+
+def file_name(name: str) -> str:
+    """Return the name that a tensor of a posterior's state has in a file.
+
+    >>> file_name("law.log_std.0.weight"), file_name("law.parts.1.own.0.weight"), file_name("network.0.weight")
+    ('log_std.0.weight', 'members.1.0.weight', 'network.0.weight')
+    """
+    name = re.sub(r"^law\.parts\.(\d+)\.own\.", r"members.\1.", name)
+    name = re.sub(r"^statistics\.rows\.", "statistics.", name)
+    name = re.sub(r"^statistics\.fresh$", "fresh_statistics", name)
+    return name.removeprefix("law.")
+
+
+def _kept(posterior: Posterior) -> dict[str, Tensor]:
+    """Return the tensors that a file holds, by their names in it: all but what only learning needs."""
+    found = {name: tensor for name, tensor in _tensors_of(posterior).items() if not name.startswith("learning.")}
+    return {file_name(name): tensor for name, tensor in found.items()}
+
+
+def _modernised(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor], learns: bool) -> dict[str, Tensor]:
+    """Return a file's tensors without what is not kept any more, and with what changed its shape."""
+    found = {name: t for name, t in tensors.items() if name in state or not (learns and _LEFT.match(name))}
+    fresh = found.get("fresh_statistics")
+    if fresh is not None and "fresh_statistics" not in state:
+        del found["fresh_statistics"]  # of a network without batch normalisation
+    elif fresh is not None and fresh.ndim == 0:
+        found["fresh_statistics"] = fresh.repeat(2)  # one for the mean and one for the draws
+    return found
 
 
 # -- the configuration --------------------------------------------------------------------------------------------
@@ -180,10 +222,50 @@ def _check_config(config: dict[str, Any], folder: Path) -> bool:
     return True
 
 
+def _describe(posterior: Posterior) -> dict[str, Any]:
+    """Return what the posterior can be built from: a method's configuration, or that of a law that is made."""
+    if posterior.method is not None:
+        return posterior.method.to_dict()
+    return {"name": posterior.law.name, "version": 1, **posterior.law.config()}
+
+
+@dataclass(frozen=True)
+class _Made:
+    """Builds a law that no method learns, as `sample_bank` and `distill` make them."""
+
+    kind: type[Law]
+    settings: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.kind.name
+
+    def build(self, network: nn.Module, selection: Selection) -> tuple[Law, Conversion]:
+        names, table = select_parameters(network, selection, how="")
+        return self.kind.build(network, {**self.settings, "names": self.settings["names"] or names}), table
+
+    def state(self, posterior: Posterior) -> None:
+        del posterior
+
+
+def _maker(values: dict[str, Any], where: str) -> Any:
+    """Return the method, or the maker of a law, that a configuration names."""
+    name = values.get("name")
+    kind = law_class(name) if isinstance(name, str) and name not in methods() else None
+    if kind is None:
+        return method_from_dict(values)
+    if values.get("version") != 1:
+        raise ValueError(f"{where} has version {values.get('version')!r} of {name!r}, and this bayesify knows 1.")
+    wrong = [key for key, type_ in kind.settings.items() if not fits(values.get(key), type_)]
+    if wrong:
+        raise FileError(f"{where} has settings of {name!r} that are missing or cannot be: {wrong}. Save it again.")
+    return _Made(kind, {key: values[key] for key in kind.settings})
+
+
 def _rebuild(config: dict[str, Any], tensors: Mapping[str, Tensor], network: nn.Module, folder: Path) -> Posterior:
     """Build the posterior that a configuration describes, if the tensors there are can belong to it."""
     where = str(folder / CONFIG)
-    method, conversion = method_from_dict(config["method"]), _read_conversion(config["conversion"], folder)
+    maker, conversion = _maker(config["method"], where), _read_conversion(config["conversion"], folder)
     plain = _tensors_of(network)
     own = {name: plain[source] for name, source in config["network"].items() if source in plain}
     shapes = {name: tuple(tensor.shape) for name, tensor in {**tensors, **own}.items()}
@@ -193,11 +275,12 @@ def _rebuild(config: dict[str, Any], tensors: Mapping[str, Tensor], network: nn.
     likelihood = likelihood_from_dict(config["likelihood"])
     if not 1 <= config["default_samples"] < 2**31:
         raise FileError(f"{where} has default_samples={config['default_samples']}, which cannot be. Save it again.")
-    _check_modules(conversion.converted, config["frozen"], method, network, folder)
+    random = maker.settings["names"] if isinstance(maker, _Made) else ()
+    _check_modules(conversion.converted, config["frozen"], random, network, folder)
     try:
         posterior = build(
             network,
-            fitted_to(method, shapes, where),
+            fitted_to(maker, shapes, where),
             Selection.exactly(conversion.converted),
             likelihood,
             frozen=config["frozen"],
@@ -206,13 +289,13 @@ def _rebuild(config: dict[str, Any], tensors: Mapping[str, Tensor], network: nn.
         raise
     except Exception as error:
         raise FileError(
-            f"{where} describes a posterior of {method.name!r} that the network given cannot have "
+            f"{where} describes a posterior of {maker.name!r} that the network given cannot have "
             f"({type(error).__name__}: {error}): it is another architecture, or the file is damaged."
         ) from error
-    posterior.method = method
+    posterior.method = None if isinstance(maker, _Made) else maker
     posterior.conversion = conversion
     posterior.output_key = config["output_key"]
-    posterior.default_samples = config["default_samples"]
+    posterior.default_draws = config["default_samples"]
     return posterior
 
 
@@ -227,11 +310,10 @@ def _read_conversion(rows: list[Any], folder: Path) -> Conversion:
 
 
 def _check_modules(
-    converted: tuple[str, ...], frozen: list[str], method: Method, network: nn.Module, folder: Path
+    converted: tuple[str, ...], frozen: list[str], random: Sequence[str], network: nn.Module, folder: Path
 ) -> None:
     modules = {name for name, _ in network.named_modules(remove_duplicate=False)}
     parameters = {name for name, _ in network.named_parameters(remove_duplicate=False)}
-    random = getattr(method, "names", ())
     for word, names, there in (
         ("it converted", converted, modules),
         ("its frozen parameters are", frozen, parameters),

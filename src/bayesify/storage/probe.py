@@ -12,8 +12,9 @@ from torch import Tensor
 from bayesify._core.files import FileError
 from bayesify._core.modes import evaluation_mode
 from bayesify._core.seen import KINDS, FormError, make_inputs
+from bayesify._core.trees import batch_rows
 from bayesify._core.values import fits
-from bayesify.laws import DropoutNoise, Posterior
+from bayesify.laws import Pass, Posterior
 from bayesify.prediction import posterior_device
 
 __all__ = ["check_probe", "check_rates", "drop_rates", "make_probe"]
@@ -70,7 +71,9 @@ def check_probe(posterior: Posterior, probe: dict[str, Any], where: str) -> None
 
 def drop_rates(posterior: Posterior) -> dict[str, float]:
     """Return the rates of a posterior's dropout layers by name, which its mean does not show."""
-    return {name: float(m.p) for name, m in posterior.network.named_modules() if isinstance(m, DropoutNoise)}
+    laws = [posterior.law, *getattr(posterior.law, "parts", ())]
+    places = [place for law in laws for place in getattr(law, "places", ())]
+    return {place.rate_name: float(place.p) for place in places if hasattr(place, "rate_name")}
 
 
 def check_rates(posterior: Posterior, rates: dict[str, float], where: str) -> None:
@@ -94,30 +97,23 @@ def _outputs(
     """Return some of the outputs for made-up inputs, by mode: of the mean network, or a draw, or both."""
     args, kwargs = make_inputs(form, kind, posterior_device(posterior))
     if modes is None:
-        modes = ["mean"] * _has_mean(posterior)
+        modes = ["mean"] * bool(posterior.has_mean())
         modes += ["draw"] * (not modes or bool(drop_rates(posterior)))
     found = {}
     with _undisturbed(posterior):
         torch.manual_seed(seed)
         for mode in modes:
-            with posterior.mean() if mode == "mean" else posterior.drawn(posterior.keys(1, 0)[0]):
-                found[mode] = _some(posterior.read(posterior(*args, **kwargs)))
+            rows = batch_rows([list(args), dict(kwargs)])
+            p = Pass("mean", rows=rows) if mode == "mean" else Pass("draw", (posterior.keys(1, 0)[0],), rows=rows)
+            found[mode] = _some(posterior.read(posterior.run(p, args, kwargs)))
     return found
-
-
-def _has_mean(posterior: Posterior) -> bool:
-    try:
-        with posterior.mean():
-            return True
-    except ValueError:
-        return False
 
 
 @contextlib.contextmanager
 def _undisturbed(posterior: Posterior) -> Iterator[None]:
     """Leave nothing behind of the passes inside, and let nothing from outside change their numbers."""
     device = posterior_device(posterior)
-    seen, dims = posterior.inputs_seen, posterior.noise.batch_dims
+    seen, traces = posterior.inputs_seen, posterior.runtime.traces.copy()
     posterior.inputs_seen = type(seen)()
     buffers = [(buffer, buffer.detach().clone()) for buffer in posterior.network.buffers()]
     cuda = [device] if device.type == "cuda" else []
@@ -133,7 +129,7 @@ def _undisturbed(posterior: Posterior) -> Iterator[None]:
                 stack.enter_context(exact)
             yield
     finally:
-        posterior.inputs_seen, posterior.noise.batch_dims = seen, dims
+        posterior.inputs_seen, posterior.runtime.traces = seen, traces
         for buffer, before in buffers:
             if not torch.equal(buffer, before):
                 with torch.no_grad():

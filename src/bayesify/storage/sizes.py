@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bayesify._core.files import FileError
-from bayesify.methods import Method
 
 __all__ = ["fitted_to"]
 
 Shapes = Mapping[str, Sequence[int]]
 
 
-def fitted_to(method: Method, shapes: Shapes, where: str) -> Method:
+def fitted_to(method: Any, shapes: Shapes, where: str) -> Any:
     """Return the method to build a saved posterior with; raise where it asks for more, or less, than the file holds.
 
     Args:
@@ -33,15 +32,17 @@ def fitted_to(method: Method, shapes: Shapes, where: str) -> Method:
             raise FileError(
                 f"{where} asks for {setting}={shown}, and there are {held}. Copy or save the posterior again."
             )
-    if method.name == "apd" and "workshop.samples" not in shapes:
+    if method.name == "apd":
         # What it was learned with is not in the file, and room for it would be made only to be left behind.
-        return dataclasses.replace(method, num_samples=1, chains=1)  # type: ignore[call-arg]
+        return dataclasses.replace(method, num_samples=1, chains=1)
     return method
 
 
-def _sizes(method: Method, shapes: Shapes) -> Iterator[tuple[str, Any, Any]]:
+def _sizes(method: Any, shapes: Shapes) -> Iterator[tuple[str, Any, Any]]:
     """Yield settings that decide how much is stored, what they are, and what is stored."""
-    settings = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}
+    settings = getattr(method, "settings", None)
+    if settings is None:
+        settings = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}
     if method.name in ("deep-ensemble", "abnn"):
         yield "members", settings["members"], _count(shapes, "members")
     if method.name == "sgld":
@@ -50,9 +51,6 @@ def _sizes(method: Method, shapes: Shapes) -> Iterator[tuple[str, Any, Any]]:
     if method.name == "bank":
         yield "chains", settings["chains"], _first(shapes, "counts")
         yield "num_samples", settings["num_samples"], _first(shapes, "samples")
-    if method.name == "apd" and "workshop.samples" in shapes:
-        yield "chains", settings["chains"], _count(shapes, "workshop.chains")
-        yield "chains x num_samples", settings["chains"] * settings["num_samples"], _first(shapes, "workshop.samples")
     if method.name in ("apd", "generator"):
         inputs = [shape[1] for name, shape in shapes.items() if name.startswith("generator.") and len(shape) == 2]
         yield "latent and hidden", sorted((settings["latent"], *settings["hidden"])), sorted(inputs)

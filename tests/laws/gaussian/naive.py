@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from bayesify.laws.gaussian import functions
-from bayesify.laws.gaussian.kernels import KERNELS
+from bayesify.laws.gaussian.kernels import kernel_of
 from bayesify.laws.gaussian.site import Pass, Site
 from bayesify.laws.noise import BatchDim
 
@@ -24,7 +24,7 @@ def run(layer: nn.Module, x: Tensor, kind: str, psi: dict[str, Tensor], rows: in
     """Run a layer's kernel with a known seed."""
     site = Site("site", {name: name for name in psi}, calls)
     present = Pass(rows, kind, psi, seeds={"site": SEED})
-    return KERNELS[type(layer)](layer, x, present.visit(site, x))
+    return kernel_of(layer)(layer, x, present.visit(site, x))
 
 
 def weights(layer: nn.Module, kind: str, psi: dict[str, Tensor], rows: int) -> dict[str, Tensor]:

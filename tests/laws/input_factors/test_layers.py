@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import bayesify
 from bayesify import IBNN
 from bayesify.laws import ShapeError
+from bayesify.layers import LinearLayer
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 CONVERTED = IBNN(components=3, means_std=0.3, start_std=(0.3, 0.1))
@@ -349,11 +350,11 @@ def test_another_layer_can_be_registered():
     network = nn.Sequential(Mine())
     with pytest.raises(ValueError, match="found nothing to convert"):
         bayesify.convert(network, CONVERTED)
-    IBNN.register_type(Mine, weight_dim=0)
+    bayesify.register_type(Mine, LinearLayer(weight_dim=0))
     posterior = bayesify.convert(network, CONVERTED)
     x = numbers(2, 4)
     key = posterior.keys(1, 0)[0]
     expected = (x * posterior.factors(key)) @ network[0].weight
     torch.testing.assert_close(posterior.evaluate(x, [key])[0], expected, **EXACT)
     with pytest.raises(ValueError, match="weight_dim"):
-        IBNN.register_type(Mine, weight_dim=2)
+        LinearLayer(weight_dim=2)

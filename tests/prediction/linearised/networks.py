@@ -4,9 +4,8 @@ import torch
 from torch import nn
 from torch.func import functional_call, jacrev
 
-from bayesify import MAP
 from bayesify._core.trees import call
-from bayesify.laws import GaussianPosterior
+from bayesify.laws import GaussianLaw, Posterior
 from tests.torchvision_stub import declare_torchvision_operators
 
 __all__ = ["NETWORKS", "UNet", "exact_covariance", "gaussian", "randn"]
@@ -132,16 +131,16 @@ def gaussian(network, *, std=0.3, likelihood="classification", seed=1):
         name: (std * (0.2 + torch.rand(p.shape, dtype=p.dtype, generator=generator))).log()
         for name, p in network.named_parameters()
     }
-    posterior = GaussianPosterior(network, MAP(), log_stds=log_stds)
+    posterior = Posterior(network, GaussianLaw(network, log_stds=log_stds))
     posterior.set_likelihood(likelihood)
     return posterior
 
 
 def exact_covariance(posterior, inputs):
     """Return outputs (B, K) and their covariance J S J', (B, K, K), with the whole Jacobian."""
-    names = posterior.names
+    names = posterior.law.names
     parameters = dict(posterior.network.named_parameters())
-    variances = {name: (2 * value).exp() for name, value in posterior.log_std.as_dict().items()}
+    variances = {name: (2 * value).exp() for name, value in posterior.law.log_std.as_dict().items()}
 
     def run(weights):
         output = call(lambda *a, **k: functional_call(posterior.network, weights, a, k), inputs)

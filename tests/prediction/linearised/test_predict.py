@@ -126,9 +126,9 @@ def test_swag_diagonal():
     prediction = predict(posterior, X, how="linearised")
     same = gaussian(mlp())
     with torch.no_grad():
-        for name, mean in posterior.codec.split(posterior.average).items():
+        for name, mean in posterior.law.codec.split(posterior.law.average).items():
             same.network.get_parameter(name).copy_(mean)
-        for name, variance in posterior.codec.split(posterior.variance() * 0.25).items():
+        for name, variance in posterior.law.codec.split(posterior.variance() * 0.25).items():
             same.log_std.as_dict()[name].copy_(variance.log() / 2)
     expected = predict(same, X, how="linearised")
     torch.testing.assert_close(prediction.logits_variance, expected.logits_variance, **EXACT)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from bayesify import MAP, predict
-from bayesify.laws import GaussianPosterior
+from bayesify import Streamlined, predict
+from bayesify.laws import GaussianLaw, Posterior
 from tests.prediction.linearised.networks import NETWORKS, UNet, exact_covariance, gaussian, randn
 
 EXACT = {"rtol": 1e-9, "atol": 1e-12}
@@ -33,7 +33,7 @@ def test_two_classes_are_exact(name):
     setattr(network, place, nn.Linear(head.in_features, 2))
     posterior = gaussian(network)
     _, covariance = exact_covariance(posterior, inputs)
-    prediction = predict(posterior, inputs, how="principal")
+    prediction = predict(posterior, inputs, how=Streamlined(engine="principal"))
     torch.testing.assert_close(prediction.logits_variance, centred(covariance), **EXACT)
 
 
@@ -51,9 +51,9 @@ def test_features_that_are_as_noisy_as_they_are_large(dead):
         "1.weight": randn(3, 6),
         "1.bias": randn(3),
     }
-    posterior = GaussianPosterior(network, MAP(), log_stds=log_stds)
+    posterior = Posterior(network, GaussianLaw(network, log_stds=log_stds))
     _, covariance = exact_covariance(posterior, x)
-    prediction = predict(posterior, x, how="principal")
+    prediction = predict(posterior, x, how=Streamlined(engine="principal"))
     # variances of independent logits cannot be those of every covariance, but their sum is
     torch.testing.assert_close(prediction.logits_variance.sum(-1), centred(covariance).sum(-1), **EXACT)
     assert prediction.logits_variance.sum() > 0
@@ -62,10 +62,10 @@ def test_features_that_are_as_noisy_as_they_are_large(dead):
 def test_needs_a_last_layer():
     images = randn(2, 1, 4, 4)
     with pytest.raises(ValueError, match=r"last nn\.Linear"):
-        predict(gaussian(UNet()), images, how="principal")
+        predict(gaussian(UNet()), images, how=Streamlined(engine="principal"))
     scaled = nn.Sequential(nn.Linear(4, 3), nn.Softplus())
     with pytest.raises(ValueError, match=r"last nn\.Linear"):
-        predict(gaussian(scaled), randn(2, 4), how="principal")
+        predict(gaussian(scaled), randn(2, 4), how=Streamlined(engine="principal"))
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of the reference's vmap
@@ -79,12 +79,14 @@ def test_variances_that_are_products(name):
         n: randn(p.shape[0], 1) / 3 + randn(1, p.shape[1]) / 3 - 2 if p.ndim == 2 else randn(*p.shape) / 3 - 2
         for n, p in network.named_parameters()
     }
-    posterior = GaussianPosterior(network, MAP(), log_stds=log_stds)
+    posterior = Posterior(network, GaussianLaw(network, log_stds=log_stds))
     _, covariance = exact_covariance(posterior, inputs)
     found = predict(posterior, inputs, how="linearised").logits_variance
     torch.testing.assert_close(found.sum(-1), centred(covariance).sum(-1), **EXACT)
-    exact = predict(posterior, inputs, how="moments").logits_variance
+    exact = predict(posterior, inputs, how=Streamlined(engine="moments")).logits_variance
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(import_module("bayesify.prediction.streamlined._linear"), "factors", lambda _: None)
         posterior.noise.predictors.clear()
-        torch.testing.assert_close(predict(posterior, inputs, how="moments").logits_variance, exact, **EXACT)
+        torch.testing.assert_close(
+            predict(posterior, inputs, how=Streamlined(engine="moments")).logits_variance, exact, **EXACT
+        )

@@ -8,7 +8,6 @@ from torch import nn
 
 from bayesify import ABNN, MCDropout, convert
 from bayesify.laws import AlphaDropoutNoise
-from bayesify.prediction.components import gaussian_components
 from bayesify.prediction.linearised import LinearisedPass, make_plan
 from tests.prediction.linearised.networks import NETWORKS, exact_covariance, gaussian, randn
 
@@ -16,7 +15,7 @@ EXACT = {"rtol": 1e-10, "atol": 1e-12}
 
 
 def linearised(posterior, inputs, component=0):
-    law = gaussian_components(posterior)[component]
+    law = posterior.components()[component]
     with torch.no_grad():
         return LinearisedPass(posterior, law, make_plan(posterior, law, inputs), inputs)
 
@@ -44,7 +43,7 @@ def test_equals_the_jacobian(name):
 def test_what_is_looped_over(name, looped):
     make, inputs = NETWORKS[name]
     posterior = gaussian(make())
-    assert make_plan(posterior, gaussian_components(posterior)[0], inputs).looped == looped
+    assert make_plan(posterior, posterior.components()[0], inputs).looped == looped
 
 
 def test_some_parameters_alone():
@@ -52,7 +51,7 @@ def test_some_parameters_alone():
     network = make().double().eval()
     every = gaussian(network)
     kept = ["second.weight", "head.bias", "norm.bias"]
-    some = type(every)(network, every.method, log_stds={name: every.log_std.as_dict()[name] for name in kept})
+    some = type(every)(network, every.method, log_stds={name: every.law.log_std.as_dict()[name] for name in kept})
     cotangent = randn(3, 3)
     _, covariance = exact_covariance(some, inputs)
     expected = torch.einsum("bi,bij,bj->b", cotangent, covariance, cotangent)

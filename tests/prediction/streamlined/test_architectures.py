@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from bayesify import MAP, predict
-from bayesify.laws import GaussianPosterior
+from bayesify import Streamlined, predict
+from bayesify.laws import GaussianLaw, Posterior
 from experiments.networks import CifarResNet
 from tests.test_architectures import UNet, timm
 from tests.torchvision_stub import declare_torchvision_operators
@@ -47,7 +47,7 @@ def noisy(network):
         for name, p in network.named_parameters()
         if p.ndim > 1
     }
-    return GaussianPosterior(network, MAP(), log_stds=log_stds)
+    return Posterior(network, GaussianLaw(network, log_stds=log_stds))
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -86,6 +86,6 @@ def test_an_operation_without_a_rule_is_named_by_its_module():
     network = nn.Sequential()
     network.add_module("trunk", encoder)
     with pytest.raises(NotImplementedError, match=r"cummax in module 'trunk.1' .*@bayesify.moment_rule\("):
-        predict(noisy(network.eval()), torch.randn(2, 4), how="moments")
+        predict(noisy(network.eval()), torch.randn(2, 4), how=Streamlined(engine="moments"))
     prediction = predict(noisy(network.eval()), torch.randn(2, 4), how="streamlined")
     assert "backward pass" in prediction.predictor

@@ -12,7 +12,7 @@ from torch import nn
 from torch.func import vmap
 from torch.nn import functional
 
-from bayesify import BayesAdapter, Gaussian, convert, export, predict
+from bayesify import BayesAdapter, Gaussian, Streamlined, convert, export, predict
 from bayesify.prediction.streamlined import Moments
 from bayesify.prediction.streamlined.moments import Settings, using
 
@@ -153,13 +153,13 @@ def test_in_a_network_and_in_its_program(tmp_path):
         network = nn.Sequential(nn.Linear(4, 16), activation, nn.Linear(16, 1))
         posterior = convert(network, BayesAdapter(), likelihood=Gaussian(0.5))
         with torch.no_grad():
-            for _, log_std in posterior.log_std.named_parameters():
+            for _, log_std in posterior.law.log_std.named_parameters():
                 log_std.fill_(-1.0)
         return posterior
 
     posterior = made(Swish())
-    found, expected = (predict(p, x, how="moments") for p in (posterior, made(nn.SiLU())))
+    found, expected = (predict(p, x, how=Streamlined(engine="moments")) for p in (posterior, made(nn.SiLU())))
     torch.testing.assert_close(found.mean, expected.mean)
     torch.testing.assert_close(found.epistemic, expected.epistemic)
-    outputs = export(posterior, x, how="moments").module()(x)
+    outputs = export(posterior, x, how=Streamlined(engine="moments")).module()(x)
     torch.testing.assert_close(outputs["epistemic"], expected.epistemic)

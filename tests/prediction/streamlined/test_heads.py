@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from bayesify import MAP, Gaussian, convert, export, predict
+from bayesify import MAP, Gaussian, Streamlined, convert, export, predict
 from tests.prediction.kronecker import dense, kronecker
 from tests.prediction.linearised.networks import IDS, bert, gaussian, randn, transformer
 
@@ -91,19 +91,19 @@ def _seed():
 def test_random_inputs(layout):
     posterior = convert(Attention(layout).double().eval(), MAP(), likelihood=Gaussian(1.0))
     x, spread = randn(2, TOKENS, WIDTH), randn(2, TOKENS, WIDTH).square()
-    found = predict(posterior, x, how="per-head", input_variance=spread).epistemic
+    found = predict(posterior, x, how=Streamlined(covariance="per-head"), input_variance=spread).epistemic
     expected = by_heads(posterior.network, x, spread, lambda mean, variance: 0)
     torch.testing.assert_close(found, expected, **EXACT)
-    apart = predict(posterior, x, how="moments", input_variance=spread).epistemic
+    apart = predict(posterior, x, how=Streamlined(engine="moments"), input_variance=spread).epistemic
     assert (apart - expected).abs().max() > 0.01 * expected.max()  # the covariances matter here
 
 
 def test_random_weights():
     posterior = gaussian(Attention("batch first"), likelihood=Gaussian(1.0))
-    variances = {name: (2 * value).exp().detach() for name, value in posterior.log_std.as_dict().items()}
+    variances = {name: (2 * value).exp().detach() for name, value in posterior.law.log_std.as_dict().items()}
     of_weight, of_bias = variances["mha.in_proj_weight"].chunk(3)[2], variances["mha.in_proj_bias"].chunk(3)[2]
     x, spread = randn(2, TOKENS, WIDTH), randn(2, TOKENS, WIDTH).square()
-    found = predict(posterior, x, how="per-head", input_variance=spread).epistemic
+    found = predict(posterior, x, how=Streamlined(covariance="per-head"), input_variance=spread).epistemic
 
     def of_values(mean, variance):
         return (of_weight @ (mean**2 + variance) + of_bias).diag()
@@ -125,7 +125,7 @@ def test_correlated_values():
     posterior = kronecker(Attention("reshaped"), Gaussian(1.0), include="value")
     whole = dense(posterior, "value.weight")[0].view(WIDTH, WIDTH + 1, WIDTH, WIDTH + 1)
     x, spread = randn(2, TOKENS, WIDTH), randn(2, TOKENS, WIDTH).square()
-    found = predict(posterior, x, how="per-head", input_variance=spread).epistemic
+    found = predict(posterior, x, how=Streamlined(covariance="per-head"), input_variance=spread).epistemic
 
     def of_values(mean, variance):
         extended, more = torch.cat([mean, torch.ones(1).double()]), torch.cat([variance, torch.zeros(1).double()])
@@ -139,7 +139,7 @@ def test_correlated_output_weights():
     posterior = kronecker(Attention("reshaped"), Gaussian(1.0), include="out")
     network = posterior.network
     x, spread = randn(1, TOKENS, WIDTH), randn(1, TOKENS, WIDTH).square()
-    found = predict(posterior, x, how="per-head", input_variance=spread).epistemic
+    found = predict(posterior, x, how=Streamlined(covariance="per-head"), input_variance=spread).epistemic
     attention, wv, size = mixing(network, x), network.value.weight.detach(), WIDTH // HEADS
     whole = dense(posterior, "out.weight")[0].view(WIDTH, WIDTH + 1, WIDTH, WIDTH + 1)
     for token in range(TOKENS):
@@ -171,7 +171,7 @@ def test_one_head_is_exact_to_first_order():
     posterior = convert(Given().double().eval(), MAP(), likelihood=Gaussian(1.0))
     x, spread = randn(2, TOKENS, WIDTH), randn(2, TOKENS, WIDTH).square()
     jacobian = torch.autograd.functional.jacobian(lambda one: posterior.network(one).sum(0), x)  # (T, D, B, T, D)
-    found = predict(posterior, x, how="per-head", input_variance=spread).epistemic
+    found = predict(posterior, x, how=Streamlined(covariance="per-head"), input_variance=spread).epistemic
     expected = (jacobian.square() * spread).sum((-2, -1)).movedim(-1, 0)
     torch.testing.assert_close(found, expected, **EXACT)
 
@@ -179,8 +179,8 @@ def test_one_head_is_exact_to_first_order():
 @pytest.mark.parametrize("make", [transformer, bert])
 def test_encoders(make):
     posterior, inputs = gaussian(make(), std=0.05), IDS if make is bert else randn(3, 5, 8)
-    found = predict(posterior, inputs, how="per-head")
-    apart = predict(posterior, inputs, how="moments")
+    found = predict(posterior, inputs, how=Streamlined(covariance="per-head"))
+    apart = predict(posterior, inputs, how=Streamlined(engine="moments"))
     assert "within heads" in found.predictor
     assert bool((found.logits_variance > 0).all())
     assert not torch.equal(found.logits_variance, apart.logits_variance)
@@ -189,8 +189,10 @@ def test_encoders(make):
 def test_exported():
     posterior = gaussian(nn.Sequential(Attention("reshaped"), nn.Flatten(1), nn.Linear(TOKENS * WIDTH, 3)))
     x = randn(5, TOKENS, WIDTH)
-    outputs = export(posterior, x, how="per-head").module()(x)
-    torch.testing.assert_close(outputs["epistemic"], predict(posterior, x, how="per-head").epistemic, **EXACT)
+    outputs = export(posterior, x, how=Streamlined(covariance="per-head")).module()(x)
+    torch.testing.assert_close(
+        outputs["epistemic"], predict(posterior, x, how=Streamlined(covariance="per-head")).epistemic, **EXACT
+    )
 
 
 class WrittenOut(nn.Module):
@@ -209,4 +211,4 @@ class WrittenOut(nn.Module):
 def test_what_carries_no_covariances_is_an_error(network, found):
     posterior = gaussian(network, likelihood=Gaussian(1.0))
     with pytest.raises(ValueError, match=rf"covariances of {found} attentions.*how='streamlined'"):
-        predict(posterior, randn(2, TOKENS, WIDTH), how="per-head")
+        predict(posterior, randn(2, TOKENS, WIDTH), how=Streamlined(covariance="per-head"))

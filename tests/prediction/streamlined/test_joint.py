@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from bayesify import Gaussian, predict
-from bayesify.laws import GaussianPosterior
-from bayesify.prediction.components import gaussian_components
+from bayesify import Gaussian, Streamlined, predict
+from bayesify.laws import GaussianLaw, Posterior
 from bayesify.prediction.streamlined import MomentsPass, NoRuleError
 from tests.prediction.linearised.networks import exact_covariance, gaussian, randn
 
@@ -23,13 +22,13 @@ def test_one_random_layer_to_first_order():
     """With one random layer nothing but the linearisation is approximated, and that is what the Jacobian has too."""
     torch.manual_seed(0)
     every = gaussian(stack(nn.ReLU(), nn.Tanh()))
-    chosen = {name: every.log_std.as_dict()[name] for name in ("0.weight", "0.bias")}
-    posterior = GaussianPosterior(every.network, every.method, log_stds=chosen)
+    chosen = {name: every.law.log_std.as_dict()[name] for name in ("0.weight", "0.bias")}
+    posterior = Posterior(every.network, GaussianLaw(every.network, log_stds=chosen))
     posterior.set_likelihood(Gaussian(0.1))
     _, covariance = exact_covariance(posterior, X)
-    _, found = MomentsPass(posterior, gaussian_components(posterior)[0], first_order=True, covariance=True)(X)
+    _, found = MomentsPass(posterior, posterior.components()[0], first_order=True, covariance=True)(X)
     torch.testing.assert_close(found, covariance.diagonal(dim1=1, dim2=2), **EXACT)
-    _, apart = MomentsPass(posterior, gaussian_components(posterior)[0], first_order=True)(X)
+    _, apart = MomentsPass(posterior, posterior.components()[0], first_order=True)(X)
     assert (apart - found).abs().max() > 0.01 * found.max()  # the covariances matter here
 
 
@@ -37,8 +36,8 @@ def test_all_layers_random_without_activations():
     """Exact: 40,000 draws have variances within six standard errors, sqrt(kurtosis / 40,000) of them."""
     torch.manual_seed(0)
     posterior = gaussian(stack(), std=0.3, likelihood=Gaussian(0.1))
-    found = predict(posterior, X, how="covariance")
-    log_stds = posterior.log_std.as_dict()
+    found = predict(posterior, X, how=Streamlined(covariance="full"))
+    log_stds = posterior.law.log_std.as_dict()
     generator = torch.Generator().manual_seed(0)
     outputs = X.expand(40_000, 3, 4)
     for place in ("0", "2", "5"):
@@ -57,7 +56,9 @@ def test_all_layers_random_without_activations():
 
 def test_centred_logits_of_one_layer():
     posterior = gaussian(nn.Linear(4, 3))
-    one, other = (predict(posterior, X, how=how).logits_variance for how in ("covariance", "linearised"))
+    one, other = (
+        predict(posterior, X, how=how).logits_variance for how in (Streamlined(covariance="full"), "linearised")
+    )
     torch.testing.assert_close(one, other, **EXACT)
 
 
@@ -74,4 +75,4 @@ class Skip(nn.Module):
 @pytest.mark.parametrize("network", [Skip(), nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 3))])
 def test_nothing_is_dropped_silently(network):
     with pytest.raises(NoRuleError, match="no rule for covariances"):
-        predict(gaussian(network), X, how="covariance")
+        predict(gaussian(network), X, how=Streamlined(covariance="full"))

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from bayesify import ABNN, MAP, Gaussian, MCDropout, convert, predict
-from bayesify.laws import GaussianPosterior
+from bayesify import ABNN, MAP, Gaussian, MCDropout, Streamlined, convert, predict
+from bayesify.laws import GaussianLaw, Posterior
 from tests.laws.networks import mlp
 from tests.prediction.linearised.networks import NETWORKS, UNet, gaussian, randn
 from tests.test_architectures import TOKENS, timm, tiny_convnext, tiny_vit, torchvision
@@ -32,18 +32,20 @@ def test_small_networks_against_draws(name):
     make, inputs = NETWORKS[name]
     posterior = gaussian(make(), std=0.1)
     expected = centred(monte_carlo(posterior, inputs)).var(0)
-    prediction = predict(posterior, inputs, how="moments")
+    prediction = predict(posterior, inputs, how=Streamlined(engine="moments"))
     assert 0.75 < (prediction.logits_variance.sum() / expected.sum()).item() < 1.25
     assert prediction.predictor.startswith("streamlined: means and variances")
 
 
 def test_one_linear_layer_is_exact():
     posterior = gaussian(nn.Linear(4, 3), likelihood=Gaussian(0.5))
-    variances = {name: (2 * psi).exp() for name, psi in posterior.log_std.as_dict().items()}
+    variances = {name: (2 * psi).exp() for name, psi in posterior.law.log_std.as_dict().items()}
     prediction = predict(posterior, X, how="streamlined")
     torch.testing.assert_close(prediction.epistemic, X**2 @ variances["weight"].T + variances["bias"], **EXACT)
     assert torch.equal(prediction.aleatoric, torch.full_like(prediction.mean, 0.25))
-    with_inputs = predict(posterior, X, how="moments", input_variance=torch.tensor(0.1, dtype=torch.float64))
+    with_inputs = predict(
+        posterior, X, how=Streamlined(engine="moments"), input_variance=torch.tensor(0.1, dtype=torch.float64)
+    )
     second = posterior.network.weight.detach() ** 2 + variances["weight"]
     torch.testing.assert_close(with_inputs.epistemic, prediction.epistemic + 0.1 * second.sum(1).expand(5, 3), **EXACT)
 
@@ -52,13 +54,13 @@ def test_dropout_and_norm_noise_are_moments():
     network = nn.Sequential(nn.Dropout(0.3), nn.Linear(4, 3)).double()
     posterior = convert(network, MCDropout(), likelihood=Gaussian(0.5))
     expected = (X**2 * (0.3 / 0.7)) @ network[1].weight.detach().T ** 2
-    torch.testing.assert_close(predict(posterior, X, how="moments").epistemic, expected, **EXACT)
+    torch.testing.assert_close(predict(posterior, X, how=Streamlined(engine="moments")).epistemic, expected, **EXACT)
     norm = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 3)).double()
     nn.init.normal_(norm[0].bias)
     noisy = convert(norm, ABNN(alpha=0.2, members=1), likelihood=Gaussian(0.5))
     xhat = (norm[0](X) - norm[0].bias).detach()
     expected = 0.04 * xhat**2 @ norm[1].weight.detach().T ** 2
-    torch.testing.assert_close(predict(noisy, X, how="moments").epistemic, expected, **EXACT)
+    torch.testing.assert_close(predict(noisy, X, how=Streamlined(engine="moments")).epistemic, expected, **EXACT)
 
 
 def test_only_what_is_random_pays():
@@ -71,11 +73,11 @@ def test_only_what_is_random_pays():
             return x
 
     network = nn.Sequential(nn.Linear(4, 4), Look(), nn.Linear(4, 4), Look(), nn.Linear(4, 3)).double()
-    posterior = GaussianPosterior(network, MAP(), log_stds={"2.weight": torch.zeros(4, 4).double()})
+    posterior = Posterior(network, GaussianLaw(network, log_stds={"2.weight": torch.zeros(4, 4).double()}))
     seen.clear()
-    predict(posterior, X, how="moments")
+    predict(posterior, X, how=Streamlined(engine="moments"))
     assert seen[-2:] == ["Tensor", "Moments"]
-    plain = predict(convert(mlp(), MAP()), X, how="moments")
+    plain = predict(convert(mlp(), MAP()), X, how=Streamlined(engine="moments"))
     assert (plain.epistemic == 0).all()
 
 
@@ -89,7 +91,7 @@ def test_the_engine_is_chosen_and_said():
     assert "margin" in predict(gaussian(headless), images, how="streamlined").predictor
     assert "forward pass" in predict(gaussian(NETWORKS["mlp"][0]()), X, how="streamlined").predictor
     with pytest.raises(ValueError, match="one decision or one number"):
-        predict(gaussian(UNet()), images, how="margin")
+        predict(gaussian(UNet()), images, how=Streamlined(engine="margin"))
 
 
 def test_margin_is_exact_for_the_top_two():
@@ -102,25 +104,25 @@ def test_margin_is_exact_for_the_top_two():
     top = outputs.topk(2).indices
     margin = torch.zeros_like(outputs).scatter_(1, top[:, :1], 1.0).scatter_(1, top[:, 1:], -1.0)
     expected = torch.einsum("bi,bij,bj->b", margin, covariance, margin)
-    prediction = predict(posterior, inputs, how="margin")
+    prediction = predict(posterior, inputs, how=Streamlined(engine="margin"))
     # independent logits of variance v have v (1 - 1/C) when centred, and a margin of 2 v
     torch.testing.assert_close(prediction.logits_variance * (2 / (1 - 1 / 3)), expected[:, None].expand(3, 3), **EXACT)
 
 
 def test_a_changed_posterior_is_seen():
     posterior = gaussian(NETWORKS["mlp"][0]())
-    first = predict(posterior, X, how="moments").logits_variance
-    assert torch.equal(predict(posterior, X, how="moments").logits_variance, first)
+    first = predict(posterior, X, how=Streamlined(engine="moments")).logits_variance
+    assert torch.equal(predict(posterior, X, how=Streamlined(engine="moments")).logits_variance, first)
     with torch.no_grad():
-        for log_std in posterior.log_std.parameters():
+        for log_std in posterior.law.log_std.parameters():
             log_std.sub_(1.0)
-        for log_std in posterior.log_std.buffers():
+        for log_std in posterior.law.log_std.buffers():
             log_std.sub_(1.0)
-    second = predict(posterior, X, how="moments").logits_variance
+    second = predict(posterior, X, how=Streamlined(engine="moments")).logits_variance
     assert (second < first).all()
     posterior.network[-1].weight.data.mul_(2.0)
-    assert not torch.equal(predict(posterior, X, how="moments").logits_variance, second)
-    single = predict(posterior.float(), X.float(), how="moments").logits_variance
+    assert not torch.equal(predict(posterior, X, how=Streamlined(engine="moments")).logits_variance, second)
+    single = predict(posterior.float(), X.float(), how=Streamlined(engine="moments")).logits_variance
     assert single.dtype == torch.float32
 
 
@@ -132,7 +134,7 @@ def test_an_operation_without_a_rule_is_named():
     network = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.ReLU(), Inner()), nn.Linear(4, 3))
     posterior = gaussian(network)
     with pytest.raises(NotImplementedError, match=r"cumsum in module '1.1' .*@bayesify.moment_rule"):
-        predict(posterior, X, how="moments")
+        predict(posterior, X, how=Streamlined(engine="moments"))
     assert all("forward" not in module.__dict__ and not module._forward_hooks for module in posterior.modules())
     assert predict(posterior, X, how="linearised").epistemic.min() > 0
 
@@ -141,7 +143,7 @@ def test_bad_input_variances():
     posterior = gaussian(NETWORKS["mlp"][0]())
     for value, message in [(torch.tensor(-1.0), "negative"), (torch.ones(3), "does not broadcast")]:
         with pytest.raises(ValueError, match=message):
-            predict(posterior, X, how="moments", input_variance=value)
+            predict(posterior, X, how=Streamlined(engine="moments"), input_variance=value)
     with pytest.raises(ValueError, match="Use how='moments'"):
         predict(posterior, X, input_variance=torch.tensor(1.0))
     with pytest.raises(ValueError, match="Only how='moments'"):
@@ -172,7 +174,7 @@ ARCHITECTURES = {
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-@pytest.mark.parametrize("how", ["moments", "streamlined"])
+@pytest.mark.parametrize("how", [Streamlined(engine="moments"), "streamlined"])
 def test_architectures(name, how):
     torch.manual_seed(0)
     make, shape = ARCHITECTURES[name]
@@ -181,7 +183,7 @@ def test_architectures(name, how):
     log_stds = {
         key: torch.full_like(p, -6.0).detach() for key, p in network.named_parameters() if p.ndim > 1 or "norm" in key
     }
-    posterior = GaussianPosterior(network, MAP(), log_stds=log_stds)
+    posterior = Posterior(network, GaussianLaw(network, log_stds=log_stds))
     prediction = predict(posterior, inputs, how=how)
     assert prediction.logits_variance.isfinite().all()
     assert (prediction.logits_variance > 0).all()

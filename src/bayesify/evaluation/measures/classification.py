@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from bayesify._core.maths import label_log_prob
 from bayesify.evaluation.measures.arguments import check_problem, flatten, to_double
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def nll(
         if values.logsumexp(-1).abs().max() > 1e-2:
             raise ValueError("log_probs do not sum to one after exp; apply log_softmax(-1) to the logits.")
         flat, index = flatten(values, labels, ignore_index)
-    return float(-flat.gather(-1, index[:, None]).mean())
+    return float(-label_log_prob(flat, index).mean())
 
 
 def brier(probs: ArrayLike, labels: ArrayLike, *, ignore_index: int = -100) -> float:

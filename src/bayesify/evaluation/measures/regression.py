@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from bayesify._core.maths import gaussian_log_prob
 from bayesify.evaluation.measures.arguments import check_same_shape, to_double
 
 if TYPE_CHECKING:
@@ -66,8 +67,7 @@ def gaussian_nll(mean: ArrayLike, variance: ArrayLike, target: ArrayLike) -> flo
     """
     mean, variance, target = _check(mean=mean, variance=variance, target=target)
     _check_positive(variance)
-    squared = (target - mean).square() / variance
-    return float((math.log(2 * math.pi) + variance.log() + squared).mean() / 2)
+    return float(-gaussian_log_prob(target, mean, variance.log()).mean())
 
 
 def crps_gaussian(mean: ArrayLike, variance: ArrayLike, target: ArrayLike) -> float:

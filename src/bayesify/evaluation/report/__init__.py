@@ -22,7 +22,6 @@ from bayesify.evaluation.report._gallery import Gallery, check_images, choose, g
 from bayesify.evaluation.report._sections import sections
 from bayesify.evaluation.report._summary import summary
 from bayesify.evaluation.report._svg import SETTINGS
-from bayesify.likelihoods.prediction import ClassificationPrediction
 
 __all__ = ["plot_components", "write_report"]
 
@@ -110,7 +109,7 @@ def _table(evaluations: Sequence[Evaluation]) -> dict[str, Any]:
     return {
         "titles": [column.title for column in found],
         "rows": [(e.name, cells) for e, *cells in zip(evaluations, *rows, strict=True)],
-        "regression": not isinstance(evaluations[0].prediction, ClassificationPrediction),
+        "regression": not evaluations[0].prediction.classes,
         "foreign": foreign_names(evaluations),
     }
 
@@ -133,11 +132,8 @@ def _galleries(
 
 
 def _check_names(evaluations: Sequence[Evaluation], class_names: Sequence[str] | None) -> None:
-    prediction = evaluations[0].prediction
-    if class_names is None or not isinstance(prediction, ClassificationPrediction):
-        return
-    classes = prediction.log_probs.shape[-1]
-    if len(class_names) != classes:
+    classes = evaluations[0].prediction.classes
+    if class_names is not None and classes is not None and len(class_names) != classes:
         raise ValueError(f"There are {classes} classes and {len(class_names)} class_names; give one for each class.")
 
 

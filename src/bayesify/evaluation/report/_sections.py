@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from bayesify.evaluation.comparison import foreign_names
-from bayesify.evaluation.evaluation import IGNORED, Evaluation
+from bayesify.evaluation.evaluation import Evaluation
 from bayesify.evaluation.report import _summary
 from bayesify.evaluation.report._figures import (
     cost_figure,
@@ -22,7 +22,6 @@ from bayesify.evaluation.report._figures import (
 from bayesify.evaluation.report._regression import interval_figure, residual_figure
 from bayesify.evaluation.report._summary import Finding
 from bayesify.evaluation.report._svg import to_svg
-from bayesify.likelihoods.prediction import ClassificationPrediction
 
 __all__ = ["Drawing", "Section", "sections"]
 
@@ -50,7 +49,7 @@ class Section:
 
 def sections(evaluations: Sequence[Evaluation]) -> list[Section]:
     """Return the sections that these evaluations have figures for."""
-    if isinstance(evaluations[0].prediction, ClassificationPrediction):
+    if evaluations[0].prediction.classes:
         found = [_reliability(evaluations), *_histograms(evaluations), _risk_coverage(evaluations)]
     else:
         spread = [e for e in evaluations if "coverage" in e.metrics]
@@ -81,9 +80,8 @@ def _reliability(evaluations: Sequence[Evaluation]) -> Section:
 
 
 def _histograms(evaluations: Sequence[Evaluation]) -> list[Section]:
-    classes = isinstance(evaluations[0].prediction, ClassificationPrediction)
     names = foreign_names(evaluations)
-    if not classes and not names:
+    if not evaluations[0].prediction.classes and not names:
         return []
     rows = {}
     for kind in ("total", "epistemic"):
@@ -106,7 +104,7 @@ def _histograms(evaluations: Sequence[Evaluation]) -> list[Section]:
 
 
 def _histogram_row(evaluations: Sequence[Evaluation], kind: str, names: Sequence[str]) -> list[Drawing]:
-    unit = "nats" if isinstance(evaluations[0].prediction, ClassificationPrediction) else "std"
+    unit = evaluations[0].prediction.unit
     grouped = [_groups(e, kind, names) for e in evaluations]
     limit = max(_upper(values) for groups in grouped for values in groups) or 1.0
     return [
@@ -124,15 +122,11 @@ def _histogram_row(evaluations: Sequence[Evaluation], kind: str, names: Sequence
 
 def _groups(evaluation: Evaluation, kind: str, names: Sequence[str]) -> list[Tensor]:
     """Return uncertainties on the test set and on each foreign set; without any, where it is right and wrong."""
-    prediction = evaluation.prediction
-    scores = prediction.score(kind)
-    if isinstance(prediction, ClassificationPrediction) and not names:
-        correct, counts = prediction.label == evaluation.targets, evaluation.targets != IGNORED
-        return [scores[correct & counts], scores[~correct & counts]]
-    foreign = [evaluation.foreign[name].score(kind) if name in evaluation.foreign else scores[:0] for name in names]
-    if isinstance(prediction, ClassificationPrediction):
-        return [scores, *foreign]
-    return [variance.sqrt() for variance in (scores, *foreign)]
+    prediction, targets, foreign = evaluation.prediction, evaluation.targets, evaluation.foreign
+    scores, correct = prediction.deviation(kind), prediction.correct(targets)
+    if correct is not None and not names:
+        return [scores[correct], scores[~correct & prediction.counted(targets)]]
+    return [scores, *(foreign[name].deviation(kind) if name in foreign else scores[:0] for name in names)]
 
 
 def _upper(values: Tensor) -> float:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from bayesify.evaluation import measures
 from bayesify.evaluation.comparison import LEVEL, foreign_names
-from bayesify.evaluation.evaluation import IGNORED, Evaluation, right_or_wrong
+from bayesify.evaluation.evaluation import Evaluation, right_or_wrong
 from bayesify.evaluation.report._figures import priced
-from bayesify.likelihoods.prediction import ClassificationPrediction, RegressionPrediction
+from bayesify.likelihoods.prediction import ClassificationPrediction
 
 __all__ = ["Finding", "calibration", "cost", "detection", "intervals", "quality", "selection", "summary"]
 
@@ -30,10 +30,9 @@ class Finding:
 def summary(evaluations: Sequence[Evaluation]) -> list[str]:
     """Return sentences: what was compared, which is best at what, and where randomness brought nothing."""
     first = evaluations[0]
-    classes = isinstance(first.prediction, ClassificationPrediction)
     findings = [
         quality(evaluations),
-        calibration(evaluations) if classes else intervals(evaluations),
+        calibration(evaluations) if first.prediction.classes else intervals(evaluations),
         *(detection(evaluations, name) for name in foreign_names(evaluations)),
     ]
     found = [finding for finding in findings if finding is not None]
@@ -49,8 +48,8 @@ def _compared(evaluations: Sequence[Evaluation]) -> str:
     text = _listed([e.name for e in evaluations]) if len(evaluations) <= 6 else f"{len(evaluations)} predictions"
     text += " were compared" if len(evaluations) > 1 else " was evaluated"
     text += f" on {len(first):,} test examples"
-    if isinstance(first, ClassificationPrediction):
-        text += f" of {first.log_probs.shape[-1]} classes"
+    if first.classes:
+        text += f" of {first.classes} classes"
     sizes = {name: len(e.foreign[name]) for e in reversed(evaluations) for name in e.foreign}
     foreign = [f"{name} ({sizes[name]:,})" for name in foreign_names(evaluations)]
     return text + (f", and on inputs foreign to the task: {_listed(foreign)}." if foreign else ".")
@@ -164,14 +163,9 @@ def _clearly_better(winner: Evaluation, other: Evaluation) -> bool:
 
 
 def _surprises(evaluation: Evaluation) -> Tensor:
-    """Return -ln p(target) of every position that counts, up to a constant."""
+    """Return -ln p(target) of every position that counts."""
     prediction, targets = evaluation.prediction, evaluation.targets
-    if isinstance(prediction, RegressionPrediction):
-        variance = prediction.variance.double()
-        return (((targets - prediction.mean) ** 2 / variance + variance.log()) / 2).flatten()
-    assert isinstance(prediction, ClassificationPrediction)
-    counts = targets != IGNORED
-    return -prediction.log_probs.double()[counts].gather(-1, targets[counts][:, None])[:, 0]
+    return -prediction.log_prob(targets)[prediction.counted(targets)]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -1,6 +1,6 @@
-"""Gaussian weights: the posterior, and the layers whose noise differs between examples."""
+"""Gaussian weights: the law, and the layers whose noise differs between examples."""
 
-from bayesify.laws.gaussian.law import GaussianPosterior
-from bayesify.laws.gaussian.site import NoiseKind
+from bayesify.laws.gaussian.law import GaussianLaw
+from bayesify.laws.gaussian.site import Estimator
 
-__all__ = ["GaussianPosterior", "NoiseKind"]
+__all__ = ["Estimator", "GaussianLaw"]

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from bayesify.laws.gaussian.operations import Operation
+from bayesify.layers import Operation
 
 __all__ = ["exemplar", "flipout", "local_reparameterisation", "normals", "signs"]
 

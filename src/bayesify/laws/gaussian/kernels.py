@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bayesify.laws.gaussian.functions import exemplar, flipout, local_reparameterisation, normals
-from bayesify.laws.gaussian.norms import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
-from bayesify.laws.gaussian.operations import Convolution, LinearMap, Operation
+from bayesify.laws.gaussian.norms import batch_norm, instance_norm, own_norm
 from bayesify.laws.gaussian.site import Visit
+from bayesify.layers import Convolution, Family, LinearMap, Operation, layer_type, padded
 
-__all__ = ["KERNELS", "choose", "has_kernel"]
+__all__ = ["KERNELS", "choose", "has_kernel", "kernel_of"]
 
 # Below so many positions per example a weight for each example costs more than a second product
 # (python -m benchmarks.adapter --layers).
@@ -92,11 +92,7 @@ def convolution(layer: Any, x: Tensor, visit: Visit, output_size: list[int] | No
         output_padding = layer._output_padding(
             x, output_size, layer.stride, layer.padding, layer.kernel_size, dims, layer.dilation
         )
-    padding = layer.padding
-    if isinstance(padding, str) or layer.padding_mode != "zeros":
-        mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-        x = functional.pad(x, layer._reversed_padding_repeated_twice, mode=mode)
-        padding = (0,) * dims
+    x, padding = padded(layer, x)
     operation = Convolution(layer.stride, padding, layer.dilation, transposed, tuple(output_padding), layer.groups)
     whole = visit.batch.split(x)
     y = _product(whole, layer.weight, visit, operation, _positions(layer, whole, operation))
@@ -148,29 +144,27 @@ def embedding(layer: nn.Embedding, ids: Tensor, visit: Visit) -> Tensor:
 
 Kernel = Callable[..., Tensor]
 
-KERNELS: dict[type[nn.Module], Kernel] = {
-    nn.Linear: linear,
-    nn.Conv1d: convolution,
-    nn.Conv2d: convolution,
-    nn.Conv3d: convolution,
-    nn.ConvTranspose1d: convolution,
-    nn.ConvTranspose2d: convolution,
-    nn.ConvTranspose3d: convolution,
-    nn.BatchNorm1d: batch_norm,
-    nn.BatchNorm2d: batch_norm,
-    nn.BatchNorm3d: batch_norm,
-    nn.InstanceNorm1d: instance_norm,
-    nn.InstanceNorm2d: instance_norm,
-    nn.InstanceNorm3d: instance_norm,
-    nn.LayerNorm: layer_norm,
-    nn.GroupNorm: group_norm,
-    nn.RMSNorm: rms_norm,
-    nn.Embedding: embedding,
+KERNELS: dict[Family, Kernel] = {
+    "linear": linear,
+    "convolution": convolution,
+    "transposed convolution": convolution,
+    "embedding": embedding,
+    "batch norm": batch_norm,
+    "instance norm": instance_norm,
+    "group norm": own_norm,
+    "layer norm": own_norm,
+    "rms norm": own_norm,
 }
 
 
-def has_kernel(module: nn.Module) -> bool:
+def kernel_of(module: nn.Module) -> Kernel | None:
+    """Return how a module runs with noise for each example, if its type is known."""
+    family = layer_type(module).family
+    return None if family is None else KERNELS[family]
+
+
+def has_kernel(module: Any) -> bool:
     """Return whether a module, of exactly a registered type, can have noise for each example."""
-    if isinstance(module, nn.Embedding) and (module.sparse or module.max_norm or module.scale_grad_by_freq):
+    if layer_type(module).family == "embedding" and (module.sparse or module.max_norm or module.scale_grad_by_freq):
         return False
-    return type(module) in KERNELS
+    return kernel_of(module) is not None

@@ -3,74 +3,85 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bayesify._core.maths import at_least_float32
-from bayesify._core.trees import call
-from bayesify.laws.gaussian.kernels import KERNELS
-from bayesify.laws.gaussian.plan import Plan, make_plan
-from bayesify.laws.gaussian.site import NoiseKind, Pass, Site
-from bayesify.laws.noise import Key, keyed_numbers
-from bayesify.laws.norm_statistics import statistics_kept, tracking_norms
-from bayesify.laws.patching import forbid_fused_layers, patched_forward
-from bayesify.laws.posterior import Posterior
-from bayesify.laws.tensors import TensorTree, owners, tensor_of
+from bayesify._core.random import Key, keyed_numbers
+from bayesify.laws.gaussian.kernels import has_kernel, kernel_of
+from bayesify.laws.gaussian.site import Estimator, Site, Visits
+from bayesify.laws.law import Component, Law
+from bayesify.laws.passes import BatchDim, Kind, Pass, Patch
+from bayesify.laws.patching import forbid_fused_layers
+from bayesify.laws.tensors import TensorTree, tensor_of
+from bayesify.laws.trace import Trace
 
-if TYPE_CHECKING:
-    from bayesify.methods import Method
-
-__all__ = ["GaussianPosterior"]
+__all__ = ["GaussianLaw", "Plan", "make_plan"]
 
 
-class GaussianPosterior(Posterior):
+@dataclass(frozen=True)
+class Plan:
+    """How a stochastic pass is arranged.
+
+    Attributes:
+        sites: The layers whose noise differs between examples, by name.
+        shared: Names of the parameters with one draw for all examples of a pass.
+    """
+
+    sites: dict[str, Site]
+    shared: tuple[str, ...]
+
+
+class GaussianLaw(Law):
     """q(w) = N(mu, diag exp(2 psi)): the network's own parameters are the means, `log_std` holds psi by their names.
 
-    Whatever learns the two, they are the whole posterior. An entry whose psi is -inf is not random: it stays at its
-    mean, and has no part in `kl` and `entropy`.
+    Whatever learns the two, they are the whole law. An entry whose psi is -inf is not random: it stays at its mean, and
+    has no part in `kl` and `entropy`.
 
     A draw is w = mu + exp(psi) e with e a function of the key and the parameter's name, put in the parameter's place: a
     draw costs a plain pass and one normal number for each weight, and any module can be random. A fresh pass has noise
-    that differs between examples wherever a layer's type has a kernel for it (see `noise`), which makes gradients far
-    less noisy: the variance of their mean falls with the batch size. Modules without one (attention, recurrent layers,
-    your own), and layers with a tied weight or one that another module reads, have one draw for all examples of a
-    pass. A module that is called twice has one draw in both calls.
+    that differs between examples wherever a layer's type has a kernel for it (see `estimator`), which makes gradients
+    far less noisy: the variance of their mean falls with the batch size. Modules without one (attention, recurrent
+    layers, your own), and layers with a tied weight or one that another module reads, have one draw for all examples of
+    a pass. A module that is called twice has one draw in both calls.
 
     Args:
-        network: A copy of the user's network; its parameters are the means.
-        method: How it is learned.
+        network: The network; its parameters are the means.
         log_stds: psi by the parameter's name; `nn.Parameter`s are trained, plain tensors are kept as buffers.
         prior_means: The prior's means by name, kept as buffers, where they are not zero.
-        noise: How a fresh pass is random: "exemplar", an independent draw for each example; "local", the same with the
-            weights integrated out where that is exact (linear layers that see one row per example, once); "flipout",
-            one draw with random signs for each example; "shared", one draw for all; "auto" takes, layer by layer, the
-            fastest of the first three. Biases, scales and shifts always have an independent draw for each example,
-            unless "shared".
+        estimator: How a fresh pass is random: "exemplar", an independent draw for each example; "local", the same with
+            the weights integrated out where that is exact (linear layers that see one row per example, once);
+            "flipout", one draw with random signs for each example; "shared", one draw for all; "auto" takes, layer by
+            layer, the fastest of the first three. Biases, scales and shifts always have an independent draw for each
+            example, unless "shared".
         keep_statistics: Whether normalisation uses its running statistics in training too, and leaves them alone.
+        own: Means that take the places of the network's own.
 
     Example:
-        >>> from bayesify import MAP
         >>> network = nn.Linear(2, 1, bias=False)
-        >>> posterior = GaussianPosterior(network, MAP(), log_stds={"weight": torch.zeros(1, 2)})
-        >>> x = torch.eye(2)
-        >>> torch.equal(posterior.draw(3)(x), posterior.draw(3)(x)), posterior.entropy()
-        (True, tensor(2.8379))
+        >>> GaussianLaw(network, log_stds={"weight": torch.zeros(1, 2)}).entropy()
+        tensor(2.8379)
     """
+
+    name = "gaussian"
+    traced: frozenset[Kind] = frozenset({"fresh"})
 
     def __init__(
         self,
         network: nn.Module,
-        method: Method,
         *,
         log_stds: Mapping[str, Tensor],
         prior_means: Mapping[str, Tensor] | None = None,
-        noise: NoiseKind = "auto",
+        estimator: Estimator = "auto",
         keep_statistics: bool = False,
+        own: Mapping[str, Tensor] | None = None,
     ) -> None:
-        super().__init__(network, method)
+        super().__init__(network, own)
         self.keep_statistics = keep_statistics
         for name, log_std in log_stds.items():
             if log_std.shape != (mean := network.get_parameter(name)).shape:
@@ -80,81 +91,73 @@ class GaussianPosterior(Posterior):
                 )
         self.log_std = TensorTree(log_stds)
         self.prior_mean = TensorTree(prior_means or {})
-        self.noise_kind: NoiseKind = noise
-        self._plan: Plan | None = None
+        self.estimator: Estimator = estimator
         forbid_fused_layers(network, self.sites())
 
     @property
-    def names(self) -> list[str]:
+    def names(self) -> Sequence[str]:
         """Return the names of the random parameters."""
         return list(self.log_std.as_dict())
 
     # -- passes -------------------------------------------------------------------------------------------------
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the drawn weights of the present mode; in a fresh pass, of what has one draw for all examples."""
-        if self.noise.silent:
-            return {}
-        if self.noise.keys:
-            return self.weights(self.noise.keys[0])
-        shared = self.names if self.noise_kind == "shared" or self._plan is None else self._plan.shared
-        return {name: self._weight(name, None) for name in shared}
+    def patch(self, p: Pass) -> Patch:
+        """Return drawn weights; in a fresh pass kernels with noise for each example, and weights where it has none."""
+        own = self.own.as_dict()
+        if p.kind == "mean":
+            return Patch(own)
+        if p.kind == "draw":
+            return Patch({**own, **self.drawn(p.key)})
+        if self.estimator == "shared" or p.trace is None:
+            return Patch({**own, **self.drawn(None)})
+        plan = self.plan(p.trace)
+        visits = Visits(p.rows, self.estimator, self.log_std.as_dict(), p.ood_rows)
+        forwards = {
+            (module := self.network.get_submodule(name)): _noisy(module, site, visits)
+            for name, site in plan.sites.items()
+        }
+        shared = {name: self._weight(name, None) for name in plan.shared}
+        return Patch({**own, **shared}, forwards)
 
-    def weights(self, key: Key) -> dict[str, Tensor]:
-        """Return the weights of a draw by name."""
+    def drawn(self, key: Key | None) -> dict[str, Tensor]:
+        """Return the weights of a draw by name; of a new one where there is no key."""
         return {name: self._weight(name, key) for name in self.names}
 
     def _weight(self, name: str, key: Key | None) -> Tensor:
-        mean, log_std = tensor_of(self.network, name), tensor_of(self.log_std, name)
+        mean, log_std = self.tensor(name), tensor_of(self.log_std, name)
         if key is not None:
             noise = keyed_numbers(key, name, mean.shape, mean)
         else:
             noise = torch.randn(mean.shape, dtype=torch.promote_types(mean.dtype, torch.float32), device=mean.device)
         return mean + (log_std.exp() * noise).to(mean.dtype)
 
-    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        if self.keep_statistics:
-            self.noise.guard.watch((id(self), "norms"), lambda: tracking_norms(self.network).values())
-        with statistics_kept(self.network, self.keep_statistics):
-            return self._run_noisy(args, kwargs)
+    def plan(self, trace: Trace) -> Plan:
+        """Return which layers have noise for each example."""
+        found: Plan = trace.conclude(("gaussian", id(self)), lambda: make_plan(self.network, self.names, trace))
+        return found
 
-    def _run_noisy(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        noise = self.noise
-        if noise.silent or noise.keys or self.noise_kind == "shared":
-            return super()._run(args, kwargs)
-        self.noise.guard.watch((id(self), "tensors"), self.sites)
-        plan = self.plan((args, dict(kwargs)))
-        present = Pass(noise.rows, self.noise_kind, self.log_std.as_dict(), noise.foreign)
-        forwards = {
-            (module := self.network.get_submodule(name)): _noisy(module, site, present)
-            for name, site in plan.sites.items()
-        }
-        with patched_forward(forwards):
-            return super()._run(args, kwargs)
-
-    def plan(self, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Plan:
-        """Return which layers have noise for each example, which the first call finds out from a batch."""
-        if self._plan is None:
-            self._plan = make_plan(self.network, self.names, inputs)
-        return self._plan
-
-    def independent_rows(self, inputs: Any) -> bool:
+    def independent_rows(self, trace: Trace | None) -> bool:
         """Return whether two rows of a fresh pass have different noise in every random layer."""
-        if self.noise_kind == "shared":
+        if self.estimator == "shared" or trace is None:
             return False
-        plan = self.plan(call(lambda *args, **kwargs: (args, kwargs), inputs))
+        plan = self.plan(trace)
         return not plan.shared and all(None not in (b and b.dim for b in s.calls) for s in plan.sites.values())
 
-    def sites(self) -> set[nn.Module]:
-        """Return the modules that own a random parameter."""
-        return owners(self.network, self.names)
+    def components(self, trace: Trace | None = None) -> list[Component]:
+        """Return one component with independent tensors."""
+        del trace
+        log_stds = self.log_std.as_dict()
+        means = {name: self.tensor(name).detach() for name in log_stds}
+        variances = {name: (2 * log_std.detach()).exp().to(means[name].dtype) for name, log_std in log_stds.items()}
+        fixed = {name: tensor for name, tensor in self.own.as_dict().items() if name not in means}
+        return [Component(means, variances, fixed)]
 
     # -- the distribution -----------------------------------------------------------------------------------------
 
     def _vectors(self) -> tuple[Tensor, Tensor, Tensor | float]:
         """Return means, log standard deviations and prior means of what is random, as vectors."""
         names = self.names
-        means = _joined([tensor_of(self.network, name) for name in names])
+        means = _joined([self.tensor(name) for name in names])
         log_stds = _joined([tensor_of(self.log_std, name) for name in names])
         prior = self.prior_mean.as_dict()
         return means, log_stds, _joined([prior[name] for name in names]) if prior else 0.0
@@ -177,12 +180,51 @@ class GaussianPosterior(Posterior):
         return torch.where(log_std > -math.inf, log_std + 0.5 * (1 + math.log(2 * math.pi)), 0).sum()
 
 
-def _noisy(module: nn.Module, site: Site, present: Pass) -> Any:
-    kernel = KERNELS[type(module)]
+def make_plan(network: nn.Module, names: Sequence[str], trace: Trace) -> Plan:
+    """Find the layers that can have noise for each example.
+
+    That are layers of exactly a registered type that share no parameter with another module, and whose parameters
+    nobody else reads.
+
+    Args:
+        network: The network.
+        names: Its random parameters.
+        trace: What a dry run tells of it.
+    """
+    sites = {}
+    for name, site in _candidates(network, names).items():
+        if any(trace.is_read_outside(tensor_of(network, full)) for full in site.random.values()):
+            continue
+        calls = tuple(call.input for call in trace.calls.get(name, ()))
+        if BatchDim(None) in calls and len(set(calls)) > 1:
+            continue  # one weight that acts with a batch and without: all examples have the same
+        sites[name] = Site(name, site.random, calls)
+    covered = {full for site in sites.values() for full in site.random.values()}
+    return Plan(sites, tuple(name for name in names if name not in covered))
+
+
+def _candidates(network: nn.Module, names: Sequence[str]) -> dict[str, Site]:
+    holders = Counter(id(p) for module in network.modules() for p in module._parameters.values() if p is not None)
+    by_owner: dict[str, dict[str, str]] = {}
+    for name in names:
+        owner, _, last = name.rpartition(".")
+        by_owner.setdefault(owner, {})[last] = name
+    found = {}
+    for owner, random in by_owner.items():
+        module = network.get_submodule(owner)
+        alone = all(holders[id(p)] == 1 for p in module._parameters.values() if p is not None)
+        if has_kernel(module) and alone:
+            found[owner] = Site(owner, random)
+    return found
+
+
+def _noisy(module: nn.Module, site: Site, visits: Visits) -> Callable[..., Tensor]:
+    kernel = kernel_of(module)
+    assert kernel is not None
 
     def forward(*args: Any, **kwargs: Any) -> Tensor:
         x = args[0] if args else kwargs.pop("input")
-        return kernel(module, x, present.visit(site, x), *args[1:], **kwargs)
+        return kernel(module, x, visits.visit(site, x), *args[1:], **kwargs)
 
     return forward
 

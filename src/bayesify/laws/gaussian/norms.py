@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from bayesify.laws.gaussian.batch_norm import batch_norm_each
 from bayesify.laws.gaussian.site import Visit
-from bayesify.laws.norm_statistics import foreign_entries, normalise_apart
+from bayesify.laws.norm_statistics import normalise_apart, ood_entries
+from bayesify.layers import normalised
 
-__all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm"]
+__all__ = ["batch_norm", "instance_norm", "own_norm"]
 
 
 def batch_norm(layer: Any, x: Tensor, visit: Visit) -> Tensor:
@@ -34,7 +35,7 @@ def batch_norm(layer: Any, x: Tensor, visit: Visit) -> Tensor:
             return y * scale[part].view(-1, x.shape[1], *ones) + shift[part].view(-1, x.shape[1], *ones)
         return batch_norm_each(x[part], scale[part], shift[part], mean, var, training, momentum, layer.eps)
 
-    return normalise_apart(layer, x, foreign_entries(x, present.foreign, present.rows), normalise)
+    return normalise_apart(layer, x, ood_entries(x, present.ood_rows, present.rows), normalise)
 
 
 def instance_norm(layer: Any, x: Tensor, visit: Visit) -> Tensor:
@@ -48,7 +49,7 @@ def instance_norm(layer: Any, x: Tensor, visit: Visit) -> Tensor:
     momentum = 0.0 if layer.momentum is None else layer.momentum
     own = len(whole)
     if use_input and mean is not None and not without:
-        own -= foreign_entries(whole, visit.present.foreign, visit.present.rows)
+        own -= ood_entries(whole, visit.present.ood_rows, visit.present.rows)
     parts = [(whole, mean, var)] if own == len(whole) else [(whole[:own], mean, var), (whole[own:], None, None)]
     # Foreign rows are normalised each by itself too, and enter no statistics.
     y = torch.cat(
@@ -57,22 +58,10 @@ def instance_norm(layer: Any, x: Tensor, visit: Visit) -> Tensor:
     return _affine(y[0] if without else y, layer, visit, [-1, *[1] * (whole.ndim - 2)])
 
 
-def group_norm(layer: nn.GroupNorm, x: Tensor, visit: Visit) -> Tensor:
-    """Run group normalisation with a scale and a shift for each example."""
-    y = functional.group_norm(x, layer.num_groups, None, None, layer.eps)
-    return _affine(y, layer, visit, [-1, *[1] * (x.ndim - 2)])
-
-
-def layer_norm(layer: nn.LayerNorm, x: Tensor, visit: Visit) -> Tensor:
-    """Run layer normalisation with a scale and a shift for each example."""
-    y = functional.layer_norm(x, layer.normalized_shape, None, None, layer.eps)
-    return _affine(y, layer, visit, list(layer.normalized_shape))
-
-
-def rms_norm(layer: Any, x: Tensor, visit: Visit) -> Tensor:
-    """Run root-mean-square normalisation with a scale for each example."""
-    y = functional.rms_norm(x, layer.normalized_shape, None, layer.eps)
-    return _affine(y, layer, visit, list(layer.normalized_shape))
+def own_norm(layer: Any, x: Tensor, visit: Visit) -> Tensor:
+    """Run group, layer or root-mean-square normalisation, by each example's own statistics, with scales for each."""
+    channels = [-1, *[1] * (x.ndim - 2)]
+    return _affine(normalised(layer, x), layer, visit, list(getattr(layer, "normalized_shape", channels)))
 
 
 def _affine(x: Tensor, layer: Any, visit: Visit, shape: list[int]) -> Tensor:

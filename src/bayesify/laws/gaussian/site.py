@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from bayesify.laws.gaussian.functions import normals
-from bayesify.laws.noise import BatchDim
+from bayesify.laws.passes import BatchDim
 
-__all__ = ["Arrangement", "NoiseKind", "Pass", "Site", "Visit"]
+__all__ = ["Arrangement", "Estimator", "Site", "Visit", "Visits"]
 
-NoiseKind = Literal["auto", "exemplar", "local", "flipout", "shared"]
+Estimator = Literal["auto", "exemplar", "local", "flipout", "shared"]
 _STREAMS = {"weight": 1, "bias": 2}  # the layer's product has the seed itself
 
 
@@ -35,20 +35,20 @@ class Site:
 
 
 @dataclass
-class Pass:
-    """One stochastic pass over a batch: a module that is called twice has the same noise in both calls.
+class Visits:
+    """The visits of layers in one stochastic pass over a batch: a module that is called twice has the same noise in both calls.
 
     Attributes:
         rows: The number of examples.
         kind: The kind of noise that was asked for.
         log_stds: Logarithms of the standard deviations by name.
-        foreign: How many of the last rows are foreign inputs, which must not enter statistics.
+        ood_rows: How many of the last rows are OOD inputs, which must not enter statistics.
     """
 
     rows: int
-    kind: NoiseKind
+    kind: Estimator
     log_stds: Mapping[str, Tensor]
-    foreign: int = 0
+    ood_rows: int = 0
     seeds: dict[str, int] = field(default_factory=dict)
     calls: Counter[str] = field(default_factory=Counter)
 
@@ -66,14 +66,14 @@ class Pass:
 class Visit:
     """One call of a layer in a pass."""
 
-    present: Pass
+    present: Visits
     site: Site
     batch: Arrangement
     seed: int
     call: int
 
     @property
-    def kind(self) -> NoiseKind:
+    def kind(self) -> Estimator:
         """Return the kind of noise that was asked for."""
         return self.present.kind
 
@@ -93,7 +93,7 @@ class Visit:
         if self.call and len(self.site.calls) == 1:
             raise RuntimeError(
                 f"Layer {self.site.name!r} was called once in evaluation mode and is called again now, so that its "
-                "noise cannot be integrated out. Use noise='exemplar' or noise='flipout'."
+                "noise cannot be integrated out. Use estimator='exemplar' or estimator='flipout'."
             )
         return len(self.site.calls) == 1
 

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from bayesify.layers import LinearLayer, layer_type, register_by_old_name
+
 __all__ = ["Latent", "Layer", "find_layers", "is_attention", "register_layer", "why_not"]
 
 Shape = tuple[int, ...]
@@ -67,46 +69,9 @@ class Layer:
     side: Side = "input"
 
 
-@dataclass(frozen=True)
-class Kind:
-    """What has to be known of a type of layer.
-
-    Attributes:
-        dim: The dimension of its activation along which the factors vary.
-        weight_dim: The weight's dimension that is as long: 0 or 1.
-        side: Where the factors act.
-    """
-
-    dim: int
-    weight_dim: int
-    side: Side = "input"
-
-
-_FEATURES = Kind(-1, 1)
-_KINDS: dict[type[nn.Module], Kind] = {
-    nn.Linear: _FEATURES,
-    nn.Embedding: Kind(-1, 1, "output"),
-    **{kind: Kind(-dims - 1, 1) for dims, kind in enumerate((nn.Conv1d, nn.Conv2d, nn.Conv3d), 1)},
-    **{
-        kind: Kind(-dims - 1, 0)
-        for dims, kind in enumerate((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), 1)
-    },
-}
-# By package and name, so that nothing is imported that the user has not.
-_KNOWN = {("transformers", "Conv1D"): Kind(-1, 0)}
-
-
 def register_layer(kind: type[nn.Module], *, dim: int = -1, weight_dim: int = 1) -> None:
-    """Make a type of layer known: one whose output is linear in its input, with a `weight`.
-
-    Args:
-        kind: The exact type.
-        dim: The dimension of its input that holds features or channels.
-        weight_dim: The weight's dimension that runs over them.
-    """
-    if weight_dim not in (0, 1):
-        raise ValueError(f"weight_dim is the first (0) or the second (1) dimension of the weight, not {weight_dim}.")
-    _KINDS[kind] = Kind(dim, weight_dim)
+    """Make a type of layer known; `bayesify.register_type` is its name now."""
+    register_by_old_name("register_layer", kind, LinearLayer(dim, weight_dim))
 
 
 def is_attention(module: nn.Module) -> bool:
@@ -114,18 +79,13 @@ def is_attention(module: nn.Module) -> bool:
     return type(module) is nn.MultiheadAttention
 
 
-def _kind(module: nn.Module) -> Kind | None:
-    cls = type(module)
-    return _KINDS.get(cls) or _KNOWN.get((cls.__module__.partition(".")[0], cls.__name__))
-
-
 def why_not(module: nn.Module, *, in_attention: bool) -> str | None:
     """Return why the inputs of a module have no factors; None where they can have."""
     if is_attention(module) or in_attention:
         return None
-    if _kind(module) is None:
+    if layer_type(module).linear is None:
         if isinstance(module, nn.Linear | nn.Embedding | nn.modules.conv._ConvNd):
-            return f"{type(module).__name__} is not registered; if it is linear, add it with IBNN.register_type"
+            return f"{type(module).__name__} is not registered; if it is linear, add it with bayesify.register_type"
         return "not a linear layer, a convolution, an embedding or attention"
     if module._parameters.get("weight") is None:
         return "its weight is computed from other parameters"
@@ -158,7 +118,7 @@ def find_layers(network: nn.Module, names: Iterable[str], *, bias: bool) -> tupl
         elif isinstance(module, nn.MultiheadAttention):
             layers.setdefault(name, {})["weights"] = made.attention(name, module)
         else:
-            kind = _kind(module)
+            kind = layer_type(module).linear
             assert kind is not None
             rows = getattr(module, "groups", 1) if kind.weight_dim == 1 else None
             weight = made.rows(name, "weight") if rows is None else made.columns(name, "weight", groups=rows)

@@ -1,37 +1,60 @@
-"""A mixture of Gaussians over the factors of layer inputs."""
+"""A mixture of Gaussians over the factors of layer inputs (iBNN)."""
 
 from __future__ import annotations
 
 import copy
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from bayesify._core.trees import call
-from bayesify.laws.input_factors.factor_plan import Plan, make_plan
+from bayesify._core.random import Key, keyed_numbers, shuffled
 from bayesify.laws.input_factors.kl import Divergence, divergence
-from bayesify.laws.input_factors.latents import find_layers
-from bayesify.laws.input_factors.scaling import CommonPass, Pass, scaled_forward
-from bayesify.laws.noise import Key, keyed_numbers, shuffled
-from bayesify.laws.patching import forbid_fused_layers, patched_forward
-from bayesify.laws.posterior import Posterior
+from bayesify.laws.input_factors.latents import Latent, Layer, find_layers
+from bayesify.laws.input_factors.scaling import CommonFactors, Factors, scaled_forward
+from bayesify.laws.law import Component, Law, check_count
+from bayesify.laws.passes import BatchDim, Kind, Pass, Patch
+from bayesify.laws.patching import forbid_fused_layers
 from bayesify.laws.recomputation import without_guards
-from bayesify.laws.swap import find_slots, swapped
-from bayesify.laws.tensors import owners, tensor_of
+from bayesify.laws.trace import Trace
 
-if TYPE_CHECKING:
-    from bayesify.methods import Method
-
-__all__ = ["InputMixturePosterior", "inverse_softplus"]
+__all__ = ["FactorPlan", "InputFactorLaw", "inverse_softplus"]
 
 
-class InputMixturePosterior(Posterior):
+class FactorPlan:
+    """How a stochastic pass is arranged.
+
+    Attributes:
+        layers: The layers with factors of their own for each example.
+        shared: Latents with one draw for all examples of a pass, which then have one component: of weights that are
+            read outside their layers, or that act on something without a batch.
+        calls: For each layer and each of its calls, where the batch is.
+    """
+
+    def __init__(self, network: nn.Module, layers: Sequence[Layer], latents: Sequence[Latent], trace: Trace) -> None:
+        self.calls = {layer.name: _batches(layer, trace) for layer in layers}
+        parameters = {latent.parameter: network.get_parameter(latent.parameter) for latent in latents}
+        shared = {
+            latent.parameter
+            for layer in layers
+            for latent in _latents_of(layer)
+            if trace.is_read_outside(parameters[latent.parameter]) or not _splits(layer, trace)
+        }
+        own, common = [], []
+        for layer in layers:
+            found = _latents_of(layer)
+            if shared.isdisjoint(latent.parameter for latent in found):
+                own.append(layer)
+            else:
+                common += found  # a layer is shared as a whole: its bias goes with its weight
+        self.layers, self.shared = tuple(own), tuple(dict.fromkeys(common))
+
+
+class InputFactorLaw(Law):
     """q(Z) = (1/K) sum_k prod_n N(z_n; m_kn, softplus(rho_kn)^2), where each layer computes U (z o x) + b.
 
     There is one factor z for each input feature of a linear layer, each input channel of a convolution, and each
@@ -42,25 +65,31 @@ class InputMixturePosterior(Posterior):
     example: an elementwise product in front of each layer, the same over tokens, positions and repeated calls.
 
     Args:
-        network: A copy of the user's network; its own tensors are U and b.
-        method: How it is learned.
-        names: The modules whose inputs have factors.
+        network: The network; its own tensors are U and b.
+        modules: The names of the modules whose inputs have factors.
         components: K.
         bias: Whether each bias has one factor too, as if it were the weight of an input that is always one.
+        own: Values of U, b and other tensors that take the places of the network's own.
 
     Attributes:
         component_means: The means m, (K, N) for N factors; ones at first.
         component_rhos: rho, which softplus turns into standard deviations, (K, N); -inf, no noise, at first.
-        kl_weight: What the divergence is multiplied by now.
     """
 
-    kl_weight: Tensor
+    name = "input-factors"
+    traced: frozenset[Kind] = frozenset({"fresh"})
 
     def __init__(
-        self, network: nn.Module, method: Method, *, names: Sequence[str], components: int, bias: bool = False
+        self,
+        network: nn.Module,
+        *,
+        modules: Sequence[str],
+        components: int,
+        bias: bool = False,
+        own: Mapping[str, Tensor] | None = None,
     ) -> None:
-        super().__init__(network, method)
-        self.layers, self.latents = find_layers(network, names, bias=bias)
+        super().__init__(network, own)
+        self.layers, self.latents = find_layers(network, modules, bias=bias)
         size = sum(latent.size for latent in self.latents)
         weights = [network.get_parameter(latent.parameter) for latent in self.latents]
         dtype = torch.promote_types(weights[0].dtype, torch.float32)  # half precision has no room beside one
@@ -69,12 +98,11 @@ class InputMixturePosterior(Posterior):
         ones = torch.ones(components, size, dtype=dtype, device=weights[0].device)
         self.component_means = nn.Parameter(ones)
         self.component_rhos = nn.Parameter(torch.full_like(ones, -math.inf))
-        self.register_buffer("kl_weight", torch.ones((), dtype=dtype, device=ones.device))
-        self._plan: Plan | None = None
+        self._warned = False
         forbid_fused_layers(network, {network.get_submodule(layer.name) for layer in self.layers})
 
     @property
-    def components(self) -> int:
+    def num_components(self) -> int:
         """Return the number K of components."""
         return len(self.component_means)
 
@@ -83,21 +111,36 @@ class InputMixturePosterior(Posterior):
         """Return the standard deviations, (K, N)."""
         return softplus(self.component_rhos)
 
+    @property
+    def names(self) -> Sequence[str]:
+        """Return the names of the folded weights."""
+        return [latent.parameter for latent in self.latents]
+
     # -- passes -------------------------------------------------------------------------------------------------
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the folded weights of the present mode; in a fresh pass, of what has one draw for all examples."""
-        noise = self.noise
-        if noise.silent:
-            return self._folded(self.centre(noise.member))
-        if noise.keys:
-            return self._folded(self.factors(noise.keys[0]))
-        if self._plan is None or not self._plan.shared:
-            return {}
-        assigned = noise.assigned  # one component for the whole pass
-        factors = self._fresh(self.assign(1) if assigned is None else assigned[:1])[0]
-        names = {latent.parameter for latent in self._plan.shared}
-        return {name: tensor for name, tensor in self._folded(factors).items() if name in names}
+    def patch(self, p: Pass) -> Patch:
+        """Return folded weights; in a fresh pass forwards with factors for each example."""
+        own = self.own.as_dict()
+        if p.kind == "mean":
+            return Patch({**own, **self.folded(self.centre(p.part if isinstance(p.part, int) else None))})
+        if p.kind == "draw":
+            return Patch({**own, **self.folded(self.factors(p.key))})
+        plan = self.plan(p.trace or Trace())
+        components = self._components_of(p, plan)
+        factors = self._fresh(components)
+        # One split, whose gradient is one joint tensor; slices would each add to all of it.
+        parts = torch.split(factors, [latent.size for latent in self.latents], 1)
+        present = Factors(dict(zip(self.latents, parts, strict=True)), plan.calls)
+        forwards = {
+            (module := self.network.get_submodule(layer.name)): scaled_forward(module, layer, present)
+            for layer in plan.layers
+        }
+        shared = {}
+        if plan.shared:  # one component for the whole pass
+            names = {latent.parameter for latent in plan.shared}
+            folded = self.folded(self._fresh(components[:1])[0])
+            shared = {name: tensor for name, tensor in folded.items() if name in names}
+        return Patch({**own, **shared}, forwards)
 
     def centre(self, component: int | None = None) -> Tensor:
         """Return the mean factors of one component, or the mixture's mean, (N,)."""
@@ -106,126 +149,68 @@ class InputMixturePosterior(Posterior):
     def factors(self, key: Key) -> Tensor:
         """Return the factors of a draw, (N,): a component and its noise."""
         means = self.component_means
-        component = (key.member if key.member is not None else key.index) % self.components
+        component = (key.path[0] if key.path else key.index) % self.num_components
         noise = keyed_numbers(key, "inputs", means[0].shape, means).to(means.dtype)
         return means[component] + self.component_stds[component] * noise
 
-    def _folded(self, factors: Tensor) -> dict[str, Tensor]:
-        names = [latent.parameter for latent in self.latents]
-        return {
-            name: latent.fold(tensor_of(self.network, name), factors)
-            for name, latent in zip(names, self.latents, strict=True)
-        }
+    def folded(self, factors: Tensor) -> dict[str, Tensor]:
+        """Return the weights W = U diag(z) for factors (N,), by name."""
+        return {latent.parameter: latent.fold(self.tensor(latent.parameter), factors) for latent in self.latents}
 
-    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        noise = self.noise
-        if noise.silent or noise.keys:
-            return super()._run(args, kwargs)
-        noise.guard.watch((id(self), "tensors"), self.sites)
-        plan = self.plan((args, dict(kwargs)))
-        components = self._present_components(noise.rows)
-        factors = self._fresh(components)
-        # One split, whose gradient is one joint tensor; slices would each add to all of it.
-        parts = torch.split(factors, [latent.size for latent in self.latents], 1)
-        present = Pass(dict(zip(self.latents, parts, strict=True)), plan.calls)
-        forwards = {
-            (module := self.network.get_submodule(layer.name)): scaled_forward(module, layer, present)
-            for layer in plan.layers
-        }
-        with self.assigned(components), patched_forward(forwards):
-            return super()._run(args, kwargs)
-
-    def _present_components(self, rows: int) -> Tensor:
-        if self.noise.member is not None:
-            return torch.full((rows,), self.noise.member, device=self.component_means.device)
-        given = self.noise.assigned
-        if given is not None and len(given) != rows:
-            raise ValueError(f"{len(given)} components were assigned to a batch of {rows} examples: give one for each.")
-        if given is not None and self.one_component and bool((given != given[:1]).any()):
+    def _components_of(self, p: Pass, plan: FactorPlan) -> Tensor:
+        if isinstance(p.part, int):
+            return torch.full((p.rows,), p.part, device=self.component_means.device)
+        given = p.part
+        if given is None:
+            return self.assign(p.rows, trace=p.trace)
+        if len(given) != p.rows:
             raise ValueError(
-                f"Different components were assigned to the rows of one pass, but {self._why_one()} Assign one, or "
+                f"{len(given)} components were assigned to a batch of {p.rows} examples: give one for each."
+            )
+        if plan.shared and bool((given != given[:1]).any()):
+            raise ValueError(
+                f"Different components were assigned to the rows of one pass, but {_why_one(plan)} Assign one, or "
                 "exclude these layers."
             )
-        return self.assign(rows) if given is None else given
+        return given
 
     def _fresh(self, assigned: Tensor) -> Tensor:
         """Return new factors for each example, (B, N)."""
         means = self.component_means.index_select(0, assigned)
         return means + self.component_stds.index_select(0, assigned) * torch.randn_like(means)
 
-    def plan(self, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Plan:
-        """Return which layers have factors for each example, which the first call finds out from a batch."""
-        if self._plan is None:
-            self._plan = make_plan(self.network, self.layers, self.latents, inputs)
+    def plan(self, trace: Trace) -> FactorPlan:
+        """Return which layers have factors for each example."""
+
+        def make() -> FactorPlan:
+            found = FactorPlan(self.network, self.layers, self.latents, trace)
             norms = (m for m in self.network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
-            if self.one_component and any(norms):
+            if found.shared and any(norms) and not self._warned:
+                self._warned = True
                 warnings.warn(
-                    f"With IBNN, {self._why_one()} Batch normalisation then sees one component at a time in training, "
+                    f"With IBNN, {_why_one(found)} Batch normalisation then sees one component at a time in training, "
                     "and the average of all in prediction. Exclude these layers: convert(..., exclude=[...]).",
                     stacklevel=2,
                 )
-        return self._plan
+            return found
 
-    @property
-    def one_component(self) -> bool:
-        """Whether all rows of a pass have one component: where a weight is read outside its layer, or without a batch.
+        plan: FactorPlan = trace.conclude(("factors", id(self)), make)
+        return plan
 
-        A row whose other layers had another component would belong to none that prediction uses. Known after the first
-        pass, or `prepare`.
+    def one_component(self, trace: Trace | None) -> bool:
+        """Return whether all rows of a pass have one component: where a weight is read outside its layer, say.
+
+        A row whose other layers had another component would belong to none that prediction uses.
         """
-        return self._plan is not None and bool(self._plan.shared)
+        return trace is not None and bool(self.plan(trace).shared)
 
-    def _why_one(self) -> str:
-        assert self._plan is not None
-        layers = dict.fromkeys(latent.parameter.rpartition(".")[0] for latent in self._plan.shared)
-        return (
-            f"the weights of {list(layers)} are read outside their layers, or where there is no batch, so that all "
-            "rows of a pass have one component."
-        )
-
-    def reference(self, inputs: Any) -> Tensor:
-        """Return what the network returns with every factor at one."""
-        with self.noise.lock, self.noise.mode(silent=True):
-            return self.read(call(self.network, inputs))
-
-    def independent_rows(self, inputs: Any) -> bool:
+    def independent_rows(self, trace: Trace | None) -> bool:
         """Return whether two rows of a fresh pass have different noise in every layer."""
-        return not self.plan(call(lambda *args, **kwargs: (args, kwargs), inputs)).shared
-
-    def prepare(self, inputs: Any) -> None:
-        """Find out which weights are read outside their layers."""
-        self.plan(call(lambda *args, **kwargs: (args, kwargs), inputs))
-
-    # -- factors from outside -----------------------------------------------------------------------------------
-
-    def by_parameter(self, factors: Tensor) -> dict[str, Tensor]:
-        """Split factors (N,) by the names of the parameters that they belong to."""
-        return {latent.parameter: factors[latent.span].clone() for latent in self.latents}
-
-    @contextmanager
-    def multiplied(self, network: nn.Module, factors: Mapping[str, Tensor]) -> Iterator[None]:
-        """Let a network's layers meet these factors, the same for every example, which may be random tensors.
-
-        Layers have their inputs multiplied. A weight that is read outside its layer is multiplied itself.
-        """
-        layers = self.layers if self._plan is None else self._plan.layers
-        shared = () if self._plan is None else self._plan.shared
-        present = CommonPass({latent: factors[latent.parameter].unsqueeze(0) for latent in self.latents}, {})
-        forwards = {
-            (module := network.get_submodule(layer.name)): scaled_forward(module, layer, present) for layer in layers
-        }
-        weights = {
-            latent.parameter: tensor_of(network, latent.parameter).detach().view(latent.parameter_view)
-            * factors[latent.parameter].reshape(latent.factor_view)
-            for latent in shared
-        }
-        weights = {name: weight.view(tensor_of(network, name).shape) for name, weight in weights.items()}
-        with patched_forward(forwards), swapped(find_slots(network, weights), weights):
-            yield
+        return trace is not None and not self.plan(trace).shared
 
     # -- components ---------------------------------------------------------------------------------------------
 
-    def assign(self, rows: int, repeats: int = 1, *, same: bool = False) -> Tensor:
+    def assign(self, rows: int, repeats: int = 1, *, same: bool = False, trace: Trace | None = None) -> Tensor:
         """Assign the rows of a batch that is repeated S times to components, as evenly as can be.
 
         Copy s of example i gets component (first + i + shift_s) mod K, so that every copy of the batch, which is a pass
@@ -239,69 +224,94 @@ class InputMixturePosterior(Posterior):
             rows: B.
             repeats: S.
             same: Whether the copies of an example share a component.
+            trace: What is known of the network for such inputs.
 
         Returns:
             Components (S B,), in the order x0, x1, ..., x0, x1, ...
         """
-        device = self.component_means.device
-        first = torch.randint(self.components, (), device=device)
-        if self.one_component:
+        device, number = self.component_means.device, self.num_components
+        first = torch.randint(number, (), device=device)
+        if self.one_component(trace):
             copies = torch.zeros(repeats, dtype=torch.long) if same else torch.arange(repeats)
-            return (copies.to(device).repeat_interleave(rows) + first) % self.components
-        over = rows % self.components
-        one_round = self.components // math.gcd(self.components, over)
+            return (copies.to(device).repeat_interleave(rows) + first) % number
+        over = rows % number
+        one_round = number // math.gcd(number, over)
         shifts = [0 if same else copy * over + copy // one_round for copy in range(repeats)]
         order = torch.arange(rows, device=device) + torch.tensor(shifts, device=device)[:, None]
-        return (order.reshape(-1) + first) % self.components
+        return (order.reshape(-1) + first) % number
 
-    @contextmanager
-    def assigned(self, components: Tensor) -> Iterator[None]:
-        """Give the rows of passes inside these components."""
-        with self.noise.of_components(components):
-            yield
+    def check_part(self, part: int) -> None:
+        """Raise unless there is such a component."""
+        if not 0 <= part < self.num_components:
+            raise IndexError(f"There is no component {part}: there are {self.num_components}, from 0 on.")
 
-    @contextmanager
-    def of_component(self, component: int) -> Iterator[InputMixturePosterior]:
-        """Let means be those of one component, and all rows of fresh passes its own."""
-        self._check(component)
-        with self.noise.of_member(component):
-            yield self
-
-    def _check(self, component: int) -> None:
-        if not 0 <= component < self.components:
-            raise IndexError(f"There is no component {component}: there are {self.components}, from 0 on.")
-
-    def keys(self, num_samples: int | None, seed: int) -> list[Key]:
+    def keys(self, num_draws: int | None, seed: int) -> list[Key]:
         """Spread the draws evenly over the components; which of them get one more, the seed decides."""
-        order = shuffled(self.components, seed)
-        members = sorted(order[index % self.components] for index in range(self._count(num_samples)))
-        return [Key(seed, index, member) for index, member in enumerate(members)]
+        number = self.num_components
+        order = shuffled(number, seed)
+        count = check_count(num_draws, self.default_draws)
+        parts = sorted(order[index % number] for index in range(count))
+        return [Key(seed, index, (part,)) for index, part in enumerate(parts)]
 
-    def sites(self) -> set[nn.Module]:
-        """Return the modules that own a folded weight."""
-        return owners(self.network, [latent.parameter for latent in self.latents])
+    def components(self, trace: Trace | None = None) -> list[Component]:
+        """Return one component for each of the mixture, over the factors of each parameter."""
+        variances = self.component_stds.detach().square()
+        means = self.component_means.detach()
+        own = self.own.as_dict()
+        return [
+            Component(
+                self.by_parameter(means[part]),
+                self.by_parameter(variances[part]),
+                own,
+                place=lambda factors: self.multiplied(factors, trace),
+            )
+            for part in range(self.num_components)
+        ]
+
+    def by_parameter(self, factors: Tensor) -> dict[str, Tensor]:
+        """Split factors (N,) by the names of the parameters that they belong to."""
+        return {latent.parameter: factors[latent.span].clone() for latent in self.latents}
+
+    def multiplied(self, factors: Mapping[str, Tensor], trace: Trace | None = None) -> Patch:
+        """Return a patch in which layers meet these factors, the same for every example, which may be random tensors.
+
+        Layers have their inputs multiplied. A weight that is read outside its layer is multiplied itself.
+        """
+        network = self.network
+        plan = None if trace is None else self.plan(trace)
+        layers, shared = (self.layers, ()) if plan is None else (plan.layers, plan.shared)
+        present = CommonFactors({latent: factors[latent.parameter].unsqueeze(0) for latent in self.latents}, {})
+        forwards = {
+            (module := network.get_submodule(layer.name)): scaled_forward(module, layer, present) for layer in layers
+        }
+        weights = {}
+        for latent in shared:
+            weight = self.tensor(latent.parameter).detach()
+            product = weight.view(latent.parameter_view) * factors[latent.parameter].reshape(latent.factor_view)
+            weights[latent.parameter] = product.view(weight.shape)
+        return Patch(weights, forwards)
 
     # -- plain networks -----------------------------------------------------------------------------------------
 
     def component(self, component: int) -> nn.Module:
         """Return the mean of one component as a plain network, W = U diag(m_k): a copy of its own."""
-        self._check(component)
-        return self.export(self.centre(component))
+        self.check_part(component)
+        return self.to_network(self.centre(component))
 
     def mean_network(self) -> nn.Module:
         """Return the mixture's mean as a plain network."""
-        return self.export(self.centre())
+        return self.to_network(self.centre())
 
     @torch.no_grad()
-    def export(self, factors: Tensor) -> nn.Module:
+    def to_network(self, factors: Tensor) -> nn.Module:
         """Return a copy of the network with factors (N,) folded into its weights."""
         network = without_guards(copy.deepcopy(self.network))
-        for name, tensor in self._folded(factors).items():
+        for name, tensor in self.folded(factors).items():
             network.get_parameter(name).copy_(tensor)
         return network
 
     def kl(self, prior_std: float, kind: Divergence = "mean") -> Tensor:
-        """Return the divergence from the prior N(1, prior_std^2) of every factor, in nats; see `_kl` for the kinds."""
+        """Return the divergence from the prior N(1, prior_std^2) of every factor, in nats; see `kl` for the kinds."""
         return divergence(kind, self.component_means, self.component_stds, prior_std)
 
 
@@ -312,3 +322,32 @@ def inverse_softplus(std: Tensor) -> Tensor:
     tensor([0.0500, 3.0000])
     """
     return std + torch.log(-torch.expm1(-std))
+
+
+def _why_one(plan: FactorPlan) -> str:
+    layers = dict.fromkeys(latent.parameter.rpartition(".")[0] for latent in plan.shared)
+    return (
+        f"the weights of {list(layers)} are read outside their layers, or where there is no batch, so that all "
+        "rows of a pass have one component."
+    )
+
+
+def _latents_of(layer: Layer) -> list[Latent]:
+    found: list[Any] = [*layer.weights, layer.bias, layer.output, layer.output_bias]
+    return [latent for latent in found if latent is not None]
+
+
+def _batches(layer: Layer, trace: Trace) -> tuple[BatchDim | None, ...]:
+    calls = trace.calls.get(layer.name, ())
+    return tuple(call.output if layer.side == "output" else call.input for call in calls)
+
+
+def _splits(layer: Layer, trace: Trace) -> bool:
+    """Return whether each example can have its own factors in every call of a layer."""
+    for call in trace.calls.get(layer.name, ()):
+        batch, shape = (call.output, call.output_shape) if layer.side == "output" else (call.input, call.input_shape)
+        if batch is None or batch.dim is not None or shape is None:
+            continue
+        if not (shape[0] == 1 and len(shape) > 1 and layer.dim % len(shape) > 0):
+            return False
+    return True

@@ -12,17 +12,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bayesify.laws.input_factors.latents import Latent, Layer
-from bayesify.laws.noise import BatchDim, ShapeError
-from bayesify.laws.swap import swapped
+from bayesify.laws.passes import BatchDim, ShapeError
+from bayesify.laws.patching import swapped
 
-__all__ = ["CommonPass", "Pass", "scaled_forward"]
+__all__ = ["CommonFactors", "Factors", "scaled_forward"]
 
 Calls = Mapping[str, tuple[BatchDim | None, ...]]
 
 
 @dataclass
-class Pass:
-    """One stochastic pass: a module that is called twice has the same factors in both calls.
+class Factors:
+    """The factors of one stochastic pass: a module that is called twice has the same factors in both calls.
 
     Attributes:
         factors: Each latent's factors for each example, (B, D).
@@ -73,7 +73,7 @@ class Pass:
         return factors.reshape(shape).to(x.dtype)
 
 
-class CommonPass(Pass):
+class CommonFactors(Factors):
     """A pass whose factors, (1, D), all examples have in common."""
 
     def placed(self, x: Tensor, factors: Tensor, layer: Layer, batch: BatchDim | None, dim: int) -> Tensor:
@@ -82,7 +82,7 @@ class CommonPass(Pass):
         return factors.view(-1, *(1,) * (x.ndim - 1 - dim))
 
 
-def scaled_forward(module: nn.Module, layer: Layer, present: Pass) -> Callable[..., Any]:
+def scaled_forward(module: nn.Module, layer: Layer, present: Factors) -> Callable[..., Any]:
     """Return a forward with each example's own factors."""
     if isinstance(module, nn.MultiheadAttention):
         return _attention(module, layer, present)
@@ -109,13 +109,15 @@ def _replace_input(
     return args, {**kwargs, name: change(kwargs[name])}
 
 
-def _bias_change(module: Any, y: Tensor, layer: Layer, latent: Latent, present: Pass, batch: BatchDim | None) -> Tensor:
+def _bias_change(
+    module: Any, y: Tensor, layer: Layer, latent: Latent, present: Factors, batch: BatchDim | None
+) -> Tensor:
     """Return (z - 1) b for each example, which turns y + b into y + z b."""
     change = (present.factors[latent] - 1) * module.bias
     return present.placed(y, change, layer, batch, layer.dim % y.ndim)
 
 
-def _attention(module: nn.MultiheadAttention, layer: Layer, present: Pass) -> Callable[..., Any]:
+def _attention(module: nn.MultiheadAttention, layer: Layer, present: Factors) -> Callable[..., Any]:
     forward: Callable[..., Any] = module.forward
 
     def scaled(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:

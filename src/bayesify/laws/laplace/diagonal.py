@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from bayesify.laws.gaussian import GaussianPosterior
+from bayesify._core.random import Key
+from bayesify.laws.gaussian import GaussianLaw
 from bayesify.laws.laplace.evidence import Spectrum
-from bayesify.laws.laplace.laplace import LaplacePosterior
+from bayesify.laws.laplace.laplace import LaplaceLaw
+from bayesify.laws.passes import Pass, Patch
 from bayesify.laws.tensors import TensorTree, tensor_of
 
-if TYPE_CHECKING:
-    from bayesify.methods import Method
-
-__all__ = ["DiagonalLaplacePosterior", "constant_rows"]
+__all__ = ["DiagonalLaw", "constant_rows"]
 
 
 def constant_rows(network: nn.Module) -> dict[str, int]:
@@ -29,12 +27,11 @@ def constant_rows(network: nn.Module) -> dict[str, int]:
     }
 
 
-class DiagonalLaplacePosterior(LaplacePosterior, GaussianPosterior):
-    """N(w, diag(h / noise variance + delta)^-1), a `GaussianPosterior` whose psi = -ln(h / noise variance + delta) / 2.
+class DiagonalLaw(LaplaceLaw, GaussianLaw):
+    """N(w, diag(h / noise variance + delta)^-1), a `GaussianLaw` whose psi = -ln(h / noise variance + delta) / 2.
 
     Args:
-        network: A copy of the user's network.
-        method: How the curvature h is computed.
+        network: The network.
         names: The random parameters.
         groups: Which of them share a prior precision.
         precision: The prior precision at the start.
@@ -44,7 +41,6 @@ class DiagonalLaplacePosterior(LaplacePosterior, GaussianPosterior):
     def __init__(
         self,
         network: nn.Module,
-        method: Method,
         *,
         names: list[str],
         groups: Mapping[str, list[str]],
@@ -54,10 +50,18 @@ class DiagonalLaplacePosterior(LaplacePosterior, GaussianPosterior):
         like = {name: network.get_parameter(name).detach() for name in names}
         types = {name: torch.promote_types(p.dtype, torch.float32) for name, p in like.items()}
         nothing = {name: torch.full_like(p, -math.inf, dtype=types[name]) for name, p in like.items()}
-        GaussianPosterior.__init__(self, network, method, log_stds=nothing)
+        GaussianLaw.__init__(self, network, log_stds=nothing)
         self.curvature = TensorTree({name: torch.zeros_like(p, dtype=types[name]) for name, p in like.items()})
         self.constant = {name: row for name, row in constant_rows(network).items() if name in like}
         self._start(dict(groups), precision=precision, power=power)
+
+    def drawn(self, key: Key | None) -> dict[str, Tensor]:
+        """Return the weights of a draw by name; of a new one where there is no key."""
+        return GaussianLaw.drawn(self, key)
+
+    def patch(self, p: Pass) -> Patch:
+        """Return what independent Gaussians put in the network's place."""
+        return GaussianLaw.patch(self, p)
 
     def curvature_tensors(self) -> list[Tensor]:
         """Return the sums of squared gradients."""

@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from bayesify._core.random import Key, keyed_numbers
+from bayesify.laws.kronecker import Rotated
 from bayesify.laws.laplace.diagonal import constant_rows
 from bayesify.laws.laplace.evidence import Spectrum
-from bayesify.laws.laplace.laplace import LaplacePosterior
-from bayesify.laws.noise import Key, keyed_numbers
+from bayesify.laws.laplace.laplace import LaplaceLaw
+from bayesify.laws.law import Component
 from bayesify.laws.patching import forbid_fused_layers
-from bayesify.laws.tensors import TensorTree, owners, tensor_of
+from bayesify.laws.tensors import TensorTree, tensor_of
+from bayesify.laws.trace import Trace
 
-if TYPE_CHECKING:
-    from bayesify.methods import Method
-
-__all__ = ["Block", "KroneckerLaplacePosterior"]
+__all__ = ["Block", "KroneckerLaw"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Block:
         return cls(layer, weight, bias, groups, shape[0] // groups, math.prod(shape[1:]) + (bias is not None))
 
 
-class KroneckerLaplacePosterior(LaplacePosterior):
+class KroneckerLaw(LaplaceLaw):
     """N(w, (H / noise variance + delta I)^-1) with H = B (x) A / T for each layer (Martens and Grosse 2015).
 
     A is the sum of a a' over examples and positions, a the layer's input with a one for the bias; B that of g g', g the
@@ -64,8 +64,7 @@ class KroneckerLaplacePosterior(LaplacePosterior):
     `left` and `right` hold B and A while the data are seen, and afterwards their eigenvectors.
 
     Args:
-        network: A copy of the user's network.
-        method: How it is learned.
+        network: The network.
         blocks: The layers with a product.
         others: Names of the parameters with a diagonal.
         groups: Which parameters share a prior precision.
@@ -76,7 +75,6 @@ class KroneckerLaplacePosterior(LaplacePosterior):
     def __init__(
         self,
         network: nn.Module,
-        method: Method,
         *,
         blocks: list[Block],
         others: list[str],
@@ -84,7 +82,7 @@ class KroneckerLaplacePosterior(LaplacePosterior):
         precision: float,
         power: int,
     ) -> None:
-        super().__init__(network, method)
+        super().__init__(network)
         self.blocks = {block.weight: block for block in blocks}
         parameters = {name: network.get_parameter(name).detach() for name in [*self.blocks, *others]}
 
@@ -176,15 +174,9 @@ class KroneckerLaplacePosterior(LaplacePosterior):
 
     # -- draws ------------------------------------------------------------------------------------------------------
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the weights for the present mode."""
-        if self.noise.silent:
-            return {}
-        return self.weights(self.noise.keys[0] if self.noise.keys else None)
-
-    def weights(self, key: Key | None) -> dict[str, Tensor]:
+    def drawn(self, key: Key | None) -> dict[str, Tensor]:
         """Return the weights of a draw by name: (W, b) + V_B (Z / sqrt(beta alpha' / T + delta)) V_A'."""
-        means = {name: tensor_of(self.network, name) for name in self.names}
+        means = {name: self.tensor(name) for name in self.names}
         if not bool(self.complete):
             return means
         found: dict[str, Tensor] = {}
@@ -205,6 +197,20 @@ class KroneckerLaplacePosterior(LaplacePosterior):
     def _normals(self, name: str, like: Tensor, key: Key | None) -> Tensor:
         return torch.randn_like(like) if key is None else keyed_numbers(key, name, like.shape, like).to(like.dtype)
 
-    def sites(self) -> set[nn.Module]:
-        """Return the modules that own a random parameter."""
-        return owners(self.network, self.names)
+    def components(self, trace: Trace | None = None) -> list[Component]:
+        """Return one component, whose tensors are rotations of independent ones."""
+        del trace
+        fixed = self.own.as_dict()
+        if not bool(self.complete):
+            return [Component(fixed=fixed)]  # nothing is random before the data were seen
+        wanted = set(self.names)
+        means = {name: self.tensor(name).detach() for name, _ in self.network.named_parameters() if name in wanted}
+        variances = {name: self.variance(name).to(means[name].dtype) for name in self.curvature.as_dict()}
+        rotated = []
+        for weight, block in self.blocks.items():
+            parts = (tensor_of(self.left, weight), tensor_of(self.right, weight), self.variance(weight))
+            left, right, variance = (part.to(means[weight].dtype) for part in parts)
+            rotated.append(Rotated(weight, block.bias, left, right, variance))
+            variances |= rotated[-1].marginal(means[weight].shape)
+        fixed = {name: tensor for name, tensor in fixed.items() if name not in means}
+        return [Component(means, {name: variances[name] for name in means}, fixed, rotated=tuple(rotated))]

@@ -1,20 +1,24 @@
-"""What the posteriors of Laplace's approximation share: a prior, what was seen of the data, and the evidence."""
+"""What the laws of Laplace's approximation share: a prior, what was seen of the data, and the evidence."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from bayesify._core.random import Key
 from bayesify.laws.laplace.evidence import Residuals, Spectrum, choose, log_evidence
-from bayesify.laws.posterior import Posterior
-from bayesify.laws.tensors import tensor_of
-from bayesify.likelihoods import Gaussian
+from bayesify.laws.law import Law
+from bayesify.laws.passes import Pass, Patch, Refusal
+from bayesify.likelihoods import Gaussian, Likelihood
 
-__all__ = ["LaplacePosterior", "as_groups"]
+if TYPE_CHECKING:
+    from bayesify.laws.posterior import Posterior
+
+__all__ = ["LaplaceLaw", "as_groups"]
 
 
 def as_groups(names: Iterable[str], *, each_layer: bool) -> dict[str, list[str]]:
@@ -29,7 +33,7 @@ def as_groups(names: Iterable[str], *, each_layer: bool) -> dict[str, list[str]]
     return found
 
 
-class LaplacePosterior(Posterior):
+class LaplaceLaw(Law):
     """N(w, (H / noise variance + delta I)^-1): w the trained weights, H the curvature, delta the prior precision.
 
     The curvature is a buffer, and the prior can be changed after the data have been seen. Before that nothing is
@@ -44,6 +48,8 @@ class LaplacePosterior(Posterior):
         complete: Whether the pass over the data was finished.
     """
 
+    first_order = True
+    likelihood: Likelihood
     groups: dict[str, list[str]]
     prior_precision: Tensor
     seen: Tensor
@@ -169,27 +175,42 @@ class LaplacePosterior(Posterior):
                 likelihood.log_noise.fill_(0.5 * torch.tensor(found, dtype=torch.float64).log().item())
         self.set_prior_precision(chosen)
 
-    def choose_prior(self, val_loader: Iterable[Any], *, num_samples: int | None = None, seed: int = 0) -> None:
+    def choose_prior(
+        self, posterior: Posterior, val_loader: Iterable[Any], *, num_samples: int | None = None, seed: int = 0
+    ) -> None:
         """Set the prior precision to that of least validation NLL, without another pass over the training data.
 
         Args:
+            posterior: The posterior of this law.
             val_loader: Batches of (inputs, targets) that were not trained on.
             num_samples: How many draws, where there is no closed form; None takes the posterior's own number.
             seed: Of the draws.
         """
         from bayesify.laws.laplace.validation import choose_on_validation
 
-        choose_on_validation(self, val_loader, num_samples=num_samples, seed=seed)
+        choose_on_validation(posterior, val_loader, num_samples=num_samples, seed=seed)
 
     def _residuals(self) -> Residuals:
         return Residuals(self.square_sum.item(), self.targets.item(), self.power)
 
+    # -- draws --------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def drawn(self, key: Key | None) -> dict[str, Tensor]:
+        """Return the weights of a draw by name; of a new one where there is no key."""
+
+    def patch(self, p: Pass) -> Patch:
+        """Return the drawn weights; a fresh pass has one draw for all examples."""
+        if p.kind == "mean":
+            return Patch(self.own.as_dict())
+        return Patch({**self.own.as_dict(), **self.drawn(p.keys[0] if p.keys else None)})
+
     @property
-    def learned(self) -> Literal[True] | str:
+    def learned(self) -> Any:
         """True once the data were seen; before, what to call."""
         if bool(self.complete):
             return True
-        return "There is no curvature yet: bayesify.fit(posterior, loader) makes a pass over the data."
+        return Refusal("There is no curvature yet: bayesify.fit(posterior, loader) makes a pass over the data.")
 
     def require_complete(self) -> None:
         """Raise, and say what to do, before the data were seen."""
@@ -197,7 +218,7 @@ class LaplacePosterior(Posterior):
             raise ValueError(reason)
 
     def _square_norm(self, names: Iterable[str]) -> float:
-        return sum(tensor_of(self.network, name).detach().double().square().sum().item() for name in names)
+        return sum(self.tensor(name).detach().double().square().sum().item() for name in names)
 
     def _precision_of(self, name: str) -> Tensor:
         """Return the prior precision of a parameter."""

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from bayesify._core.random import Key, keyed_numbers
 from bayesify._core.trees import batch_rows
 from bayesify.laws.laplace.evidence import Spectrum
-from bayesify.laws.laplace.laplace import LaplacePosterior
-from bayesify.laws.noise import Key, keyed_numbers
-from bayesify.laws.tensors import TensorTree, owners, tensor_of
+from bayesify.laws.laplace.laplace import LaplaceLaw
+from bayesify.laws.law import Component, Dense
+from bayesify.laws.passes import Pass, Patch
+from bayesify.laws.tensors import TensorTree, tensor_of
+from bayesify.laws.trace import Trace
 from bayesify.likelihoods import Categorical
 from bayesify.likelihoods.categorical import independent_variances
 from bayesify.likelihoods.prediction import Prediction
 
 if TYPE_CHECKING:
-    from bayesify.methods import Method
+    from bayesify.laws.posterior import Posterior
 
-__all__ = ["LastLayerLaplacePosterior", "last_linear"]
+__all__ = ["LastLayerLaw", "last_features", "last_linear"]
 
 LARGEST = 10_000  # parameters: their covariance then has 10^8 numbers
 AT_ONCE = 2**23  # numbers
 
 
-class LastLayerLaplacePosterior(LaplacePosterior):
+class LastLayerLaw(LaplaceLaw):
     """N(w, (H / noise variance + delta I)^-1) of one linear layer y = W phi + b, whose output is the network's.
 
     With phi extended by a one for the bias, H = sum_n Lambda_n (x) phi_n phi_n', Lambda_n the curvature in the outputs
@@ -37,20 +40,17 @@ class LastLayerLaplacePosterior(LaplacePosterior):
     `matrix` holds the sum H while the data are seen, and afterwards its eigenvectors; `values` the eigenvalues.
 
     Args:
-        network: A copy of the user's network.
-        method: How it is learned.
+        network: The network.
         layer: The linear layer's name.
         names: Its random parameters: the weight, and perhaps the bias.
         precision: The prior precision at the start.
         power: See `Residuals`.
     """
 
-    def __init__(
-        self, network: nn.Module, method: Method, *, layer: str, names: list[str], precision: float, power: int
-    ) -> None:
-        super().__init__(network, method)
+    def __init__(self, network: nn.Module, *, layer: str, names: list[str], precision: float, power: int) -> None:
+        super().__init__(network)
         self.layer = layer
-        self.names = names
+        self._names = names
         module = network.get_submodule(layer)
         assert isinstance(module, nn.Linear)
         self.outputs_count, self.inputs_count = module.weight.shape
@@ -73,12 +73,17 @@ class LastLayerLaplacePosterior(LaplacePosterior):
     # -- the curvature ----------------------------------------------------------------------------------------------
 
     @property
+    def names(self) -> Sequence[str]:
+        """Return the names of the layer's random parameters."""
+        return self._names
+
+    @property
     def _matrix(self) -> Tensor:
-        return tensor_of(self.matrix, self.names[0])
+        return tensor_of(self.matrix, self._names[0])
 
     @property
     def _values(self) -> Tensor:
-        return tensor_of(self.values, self.names[0])
+        return tensor_of(self.values, self._names[0])
 
     def curvature_tensors(self) -> list[Tensor]:
         """Return the sum, and the eigenvalues."""
@@ -125,58 +130,36 @@ class LastLayerLaplacePosterior(LaplacePosterior):
 
     # -- draws ------------------------------------------------------------------------------------------------------
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the layer's weights for the present mode."""
-        if self.noise.silent:
-            return {}
-        return self.weights(self.noise.keys[0] if self.noise.keys else None)
-
-    def weights(self, key: Key | None) -> dict[str, Tensor]:
+    def drawn(self, key: Key | None) -> dict[str, Tensor]:
         """Return the weights of a draw by name: w + Q (lambda + delta)^(-1/2) z."""
-        means = [tensor_of(self.network, name) for name in self.names]
+        means = [self.tensor(name) for name in self.names]
         if not bool(self.complete):
             return dict(zip(self.names, means, strict=True))
         values = self._values
-        noise = torch.randn_like(values) if key is None else keyed_numbers(key, self.names[0], values.shape, values)
+        noise = torch.randn_like(values) if key is None else keyed_numbers(key, self._names[0], values.shape, values)
         change = self._matrix @ (noise * (self._values * self.scale + self.prior_precision).rsqrt())
         change = change.view(self.outputs_count, self.width).to(means[0].dtype)
-        found = {self.names[0]: means[0] + change[:, : self.inputs_count]}
+        found = {self._names[0]: means[0] + change[:, : self.inputs_count]}
         if self.with_bias:
-            found[self.names[1]] = means[1] + change[:, -1]
+            found[self._names[1]] = means[1] + change[:, -1]
         return found
-
-    def sites(self) -> set[nn.Module]:
-        """Return the layer."""
-        return owners(self.network, self.names)
 
     # -- the prediction in closed form ------------------------------------------------------------------------------
 
-    def features(self, inputs: Any) -> tuple[Tensor, Tensor]:
-        """Run the mean network once; return its outputs and the layer's inputs as (B, T, D).
-
-        Raises:
-            ValueError: The layer's output is not the network's.
-        """
-        seen: list[tuple[Tensor, Tensor]] = []
-        layer = self.network.get_submodule(self.layer)
-
-        def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-            seen.append((args[0] if args else kwargs["input"], output))
-
-        handle = layer.register_forward_hook(keep, with_kwargs=True)
-        try:
-            with self.mean():
-                output = self.outputs(inputs)
-        finally:
-            handle.remove()
-        if len(seen) != 1 or not (_traced() or _same_numbers(seen[0][1], output)):
-            raise ValueError(
-                f"The output of the last linear layer {self.layer!r} is not the network's: it is changed afterwards, "
-                "or another layer comes last. Name the layer, convert(..., include='its name'), or take "
-                "Laplace(structure='diagonal'), which needs no last layer."
-            )
-        features = seen[0][0].detach()
-        return output, features.reshape(batch_rows(inputs), -1, features.shape[-1])
+    def components(self, trace: Trace | None = None) -> list[Component]:
+        """Return one component, with the whole covariance of the layer."""
+        del trace
+        means = {name: self.tensor(name).detach() for name in self.names}
+        fixed = {name: tensor for name, tensor in self.own.as_dict().items() if name not in means}
+        if not bool(self.complete):
+            variances = {name: torch.zeros_like(mean) for name, mean in means.items()}
+        else:
+            squares = self._matrix.square() @ (1 / (self._values * self.scale + self.prior_precision))
+            each = squares.view(self.outputs_count, self.width).to(means[self._names[0]].dtype)
+            variances = {self._names[0]: each[:, : self.inputs_count]}
+            if self.with_bias:
+                variances[self._names[1]] = each[:, -1]
+        return [Component(means, variances, fixed, dense=Dense(self.layer, self.output_gaussian))]
 
     @torch.no_grad()
     def output_variance(self, features: Tensor, *, centred: bool) -> Tensor:
@@ -225,13 +208,17 @@ class LastLayerLaplacePosterior(LaplacePosterior):
         return self._cache[1]
 
     @torch.no_grad()
-    def output_gaussian(self, inputs: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return mean, and variance or covariance, of the outputs; exact, since they are linear in what is random."""
+    def output_gaussian(self, output: Tensor, features: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return mean, and variance or covariance, of the outputs; exact, since they are linear in what is random.
+
+        Args:
+            output: Of the mean network.
+            features: The layer's inputs, (B, T, D).
+        """
         self._require_seen()
-        output, features = self.features(inputs)
         if isinstance(self.likelihood, Categorical) and self.outputs_count > 2:
             return output, None, self.output_covariance(features).reshape(*output.shape, self.outputs_count)
-        return output, self._variance(output, features), None
+        return output, self.output_variances(output, features), None
 
     @torch.no_grad()
     def predictive(self, output: Tensor, features: Tensor) -> Prediction:
@@ -239,16 +226,51 @@ class LastLayerLaplacePosterior(LaplacePosterior):
 
         Their variances are those that have the right ones after centring: a C-th of the covariances' work.
         """
-        return self.likelihood.from_gaussian(output, self._variance(output, features))
+        return self.likelihood.from_gaussian(output, self.output_variances(output, features))
 
     def _require_seen(self) -> None:
         if not _traced():
             self.require_complete()
 
-    def _variance(self, output: Tensor, features: Tensor) -> Tensor:
+    def output_variances(self, output: Tensor, features: Tensor) -> Tensor:
+        """Return variances of the outputs: of logits, those of independent ones with the same after centring."""
         classes = isinstance(self.likelihood, Categorical)
         variance = self.output_variance(features, centred=classes).reshape(output.shape)
         return independent_variances(variance) if classes else variance
+
+
+def last_features(
+    posterior: Posterior, layer: str, inputs: Any, patch: Patch | None = None
+) -> tuple[Tensor, Tensor]:
+    """Run the mean network once; return its outputs and the inputs of its last layer as (B, T, D).
+
+    Args:
+        posterior: The posterior.
+        layer: The last linear layer's name.
+        inputs: B examples.
+        patch: What stands in the network's place: the mean of one part of a mixture, say; None takes the law's mean.
+
+    Raises:
+        ValueError: The layer's output is not the network's.
+    """
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+        seen.append((args[0] if args else kwargs["input"], output))
+
+    handle = posterior.network.get_submodule(layer).register_forward_hook(keep, with_kwargs=True)
+    try:
+        output = posterior.outputs(inputs, Pass("mean"), patch=patch)
+    finally:
+        handle.remove()
+    if len(seen) != 1 or not (_traced() or _same_numbers(seen[0][1], output)):
+        raise ValueError(
+            f"The output of the last linear layer {layer!r} is not the network's: it is changed afterwards, "
+            "or another layer comes last. Name the layer, convert(..., include='its name'), or take "
+            "Laplace(structure='diagonal'), which needs no last layer."
+        )
+    features = seen[0][0].detach()
+    return output, features.reshape(batch_rows(inputs), -1, features.shape[-1])
 
 
 def _traced() -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
 from bayesify._core.progress import bar
-from bayesify.laws import BankPosterior, GeneratorPosterior, Posterior, VectorPosterior
-from bayesify.methods import inherit
+from bayesify.laws import GeneratorLaw, Posterior
+from bayesify.methods.banks import inherit, require_bank
 from bayesify.methods.distillation.agreement import Agreement, agreement
 from bayesify.methods.distillation.baselines import fit_mixture, fit_pca, fit_swag, make_generator_posterior
 from bayesify.methods.gan import Game, make_players
@@ -22,7 +22,7 @@ How = Literal["wgan-gp", "wgan", "gan", "pca", "mixture", "swag"]
 
 
 def distill(
-    bank: BankPosterior,
+    bank: Posterior,
     how: How = "wgan-gp",
     *,
     inputs: Any = None,
@@ -86,9 +86,9 @@ def distill(
         >>> predict(posterior, torch.ones(1, 2), num_samples=30).probs.shape
         torch.Size([1, 3])
     """
+    law = require_bank(bank, "distill takes a bank")
     _check(bank, how, hidden, latent, steps, loader)
-    samples = bank.samples[bank.rows].to(torch.promote_types(bank.samples.dtype, torch.float32))
-    made: VectorPosterior
+    samples = law.samples[law.rows].to(torch.promote_types(law.samples.dtype, torch.float32))
     agreements: dict[int, Agreement] = {}
     if how == "swag":
         made = fit_swag(bank, samples, latent, num_draws)
@@ -100,14 +100,14 @@ def distill(
         made = make_generator_posterior(bank, how, latent, hidden, num_draws, residual=residual).eval()
         reduction = reduce_samples(samples, rank or hidden[-1])
         if residual:
-            made.residual_std.copy_(reduction.residual_variance.sqrt())
+            cast(GeneratorLaw, made.law).residual_std.copy_(reduction.residual_variance.sqrt())
         random = torch.Generator(device=samples.device).manual_seed(seed)
         players = make_players(reduction.coordinates.shape[1], latent, hidden, samples, random)
         game = Game(*players, kind=how, batch=batch, critic_steps=critic_steps, lr=lr, random=random)
         agreements = _play(game, made, reduction, bank, inputs, loader, steps, check_steps, patience, progress)
     inherit(made, bank)
     made.eval()
-    made.outdate_statistics()
+    made.law.changed()
     if loader is not None:
         made.refresh_statistics(loader)
     made.agreements = agreements  # type: ignore[assignment]
@@ -116,9 +116,9 @@ def distill(
 
 def _play(
     game: Game,
-    posterior: GeneratorPosterior,
+    posterior: Posterior,
     reduction: Reduction,
-    bank: BankPosterior,
+    bank: Posterior,
     inputs: Any,
     loader: Iterable[Any] | None,
     steps: int,
@@ -128,16 +128,18 @@ def _play(
 ) -> dict[int, Agreement]:
     """Train, and take the best generator there was; return the comparisons by step."""
     reference = None if inputs is None else predict(bank, inputs, seed=0)
+    generator = cast(GeneratorLaw, posterior.law).generator
+    number = min(len(require_bank(bank, "")), 50)
     found: dict[int, Agreement] = {}
     best: tuple[float, int, dict[str, torch.Tensor]] | None = None
     for step in bar(range(1, steps + 1), "distill", shown=progress):
         game.step(reduction.coordinates)
         if reference is None or (step % check_steps and step != steps):
             continue
-        fold_generator(game.generator, reduction, posterior.generator)
+        fold_generator(game.generator, reduction, generator)
         if loader is not None:
             posterior.refresh_statistics(loader, max_batches=10)
-        found[step] = agreement(posterior, reference, inputs, num_samples=min(len(bank), 50))
+        found[step] = agreement(posterior, reference, inputs, num_samples=number)
         if best is None or found[step].total < best[0]:
             state = {name: tensor.clone() for name, tensor in game.generator.state_dict().items()}
             best = (found[step].total, step, state)
@@ -145,23 +147,20 @@ def _play(
             break
     if best is not None:
         game.generator.load_state_dict(best[2])
-    fold_generator(game.generator, reduction, posterior.generator)
+    fold_generator(game.generator, reduction, generator)
     return found
 
 
 def _check(
-    bank: BankPosterior, how: str, hidden: tuple[int, ...], latent: int, steps: int, loader: Iterable[Any] | None
+    bank: Posterior, how: str, hidden: tuple[int, ...], latent: int, steps: int, loader: Iterable[Any] | None
 ) -> None:
-    if not isinstance(bank, BankPosterior):
-        raise TypeError(
-            f"distill takes a bank, but got a {type(bank).__name__}. Make one: sample_bank(posterior, 500)."
-        )
+    count = len(require_bank(bank, ""))
     kinds = How.__args__  # type: ignore[attr-defined]
     if how not in kinds:
         raise ValueError(f"how must be one of {list(kinds)}, but it is {how!r}.")
-    if len(bank) < 2:
-        raise ValueError(f"The bank has {len(bank)} samples, and a distribution needs at least two. Fit it first.")
+    if count < 2:
+        raise ValueError(f"The bank has {count} samples, and a distribution needs at least two. Fit it first.")
     if latent < (how != "swag") or steps < 1 or (not hidden and how != "pca") or any(size < 1 for size in hidden):
         raise ValueError("latent, steps and every hidden size must be at least 1, and there must be a hidden layer.")
-    if bank.statistics.as_dict() and loader is None:
+    if bank.statistics is not None and loader is None:
         raise ValueError("The network has batch normalisation, whose statistics need training data: pass loader=...")

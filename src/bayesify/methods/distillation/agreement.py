@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bayesify.laws import Posterior
-from bayesify.likelihoods.prediction import ClassificationPrediction, Prediction, RegressionPrediction
+from bayesify.likelihoods.prediction import ClassificationPrediction, Prediction
 from bayesify.prediction import predict
 
 __all__ = ["Agreement", "agreement"]
@@ -38,16 +38,12 @@ def agreement(
 ) -> Agreement:
     """Compare a posterior's predictions with a reference's on the same inputs."""
     found = predict(posterior, inputs, num_samples=num_samples, seed=seed)
-    if isinstance(reference, ClassificationPrediction) and isinstance(found, ClassificationPrediction):
-        terms = reference.probs * (reference.log_probs - found.log_probs)
-        divergence = terms.nan_to_num(0.0).sum(-1).mean()  # 0 ln 0 = 0
-        error = (reference.epistemic - found.epistemic).abs().mean()
-        same = (reference.label == found.label).double().mean()
-        return Agreement(float(divergence), float(error), float(same))
-    assert isinstance(reference, RegressionPrediction)
-    assert isinstance(found, RegressionPrediction)
-    ratio = reference.variance / found.variance
-    shift = (reference.mean - found.mean).square() / found.variance
-    divergence = 0.5 * (ratio + shift - 1 - ratio.log()).mean()
-    error = ((reference.epistemic - found.epistemic).abs() / reference.variance).mean()
-    return Agreement(float(divergence), float(error), None)
+    if type(found) is not type(reference):
+        raise TypeError(f"A {type(found).__name__} cannot agree with a {type(reference).__name__}.")
+    error = (reference.score("epistemic") - found.score("epistemic")).abs()
+    same = None
+    if isinstance(found, ClassificationPrediction):
+        same = float(reference.correct(found.label).double().mean())  # type: ignore[union-attr]
+    else:
+        error = error / reference.score("total")
+    return Agreement(float(reference.divergence(found).mean()), float(error.mean()), same)

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesify._core.maths import rank_one_factors
+from bayesify.laws import BatchDim
 from bayesify.laws.gaussian.site import Arrangement
-from bayesify.laws.noise import BatchDim
-from bayesify.prediction.rank_one import factors
+from bayesify.layers import Factors
 
 __all__ = ["Factors", "Ledger", "Part"]
 
 Part = tuple[str, int, torch.Size, tuple[int, ...]]
-Factors = tuple[Tensor, Tensor] | None
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Ledger:
     def factors_of(self, part: Part, variance: Tensor) -> Factors:
         """Return what the variances of a matrix are a product of, looked for once."""
         if part not in self.known:
-            self.known[part] = factors(variance)
+            self.known[part] = rank_one_factors(variance)
         return self.known[part]
 
     # -- backward -----------------------------------------------------------------------------------------------

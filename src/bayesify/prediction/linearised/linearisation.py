@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,12 +12,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
 from bayesify._core.trees import batch_rows, call, repeat_rows, slice_rows
-from bayesify.laws import Posterior
-from bayesify.laws.batch_dims import grown
-from bayesify.laws.noise import BatchDim
-from bayesify.laws.patching import patched_forward
+from bayesify.laws import BatchDim, Component, NoisySite, Posterior
 from bayesify.laws.recomputation import gradients_required, refuse
-from bayesify.prediction.components import Component
+from bayesify.laws.trace import grown
 from bayesify.prediction.linearised import norm_rules  # noqa: F401  registers its rules
 from bayesify.prediction.linearised.accumulator import Batch, Factors, Ledger, Part
 from bayesify.prediction.linearised.rules import NoiseCall, run
@@ -45,27 +42,45 @@ class Plan:
     factors: dict[Part, Factors] = field(default_factory=dict)
 
 
-def make_plan(posterior: Posterior, law: Component, inputs: Any) -> Plan:
-    """Find out where the batch is in every call, from one example twice and three times."""
+def make_plan(posterior: Posterior, component: Component, inputs: Any) -> Plan:
+    """Find out where the batch is in every call, from one example twice and three times.
+
+    Tensors that are used in a way without a formula are taken out, and a third pass, on two copies, shows that nothing
+    else has changed.
+    """
     one = slice_rows(inputs, 0, 1)
+
+    def look(rows: int, looped: frozenset[str]) -> Ledger:
+        ledger = Ledger(rows, None, _like(posterior))
+        with torch.enable_grad(), _random_tensors(posterior, component, ledger, looped):
+            call(posterior.network, repeat_rows(one, rows))
+        return ledger
+
     looped: frozenset[str] = frozenset()
     while True:
-        ledgers = [Ledger(rows, None, _like(posterior)) for rows in (2, 3)]
-        for ledger in ledgers:
-            with torch.enable_grad(), _random_tensors(posterior, law, ledger, looped):
-                call(posterior.network, repeat_rows(one, ledger.rows))
-        two, three = (ledger.calls for ledger in ledgers)
-        if [names for _, names in two] != [names for _, names in three]:
+        two, three = look(2, looped), look(3, looped)
+        if [names for _, names in two.calls] != [names for _, names in three.calls]:
             raise ValueError("The network takes another way for two examples than for three. Use how='sampling'.")
-        batches = [_batch(a, b) for (a, _), (b, _) in zip(two, three, strict=True)]
-        lost = {name for batch, (_, names) in zip(batches, two, strict=True) if batch.dim is None for name in names}
+        batches = [_batch(a, b) for (a, _), (b, _) in zip(two.calls, three.calls, strict=True)]
+        positions = any(len(shape) > 2 for shape, _ in two.calls)
+        lost = {
+            name for batch, (_, names) in zip(batches, two.calls, strict=True) if batch.dim is None for name in names
+        }
         if NOISE in lost:
             raise ValueError("A noisy layer acts on something without a batch. Use how='sampling'.")
-        found = lost.union(*(ledger.looped for ledger in ledgers))
-        found.update(*(law.rotations[name].names for name in found if name in law.rotations))
+        found = lost | two.looped | three.looped
+        found.update(*(component.rotations[name].names for name in found if name in component.rotations))
         if not found:
-            return Plan(batches, looped, any(len(shape) > 2 for shape, _ in two))
+            return Plan(batches, looped, positions)
         looped |= found
+        again = look(2, looped)
+        kept = [
+            (batch, (shape, left))
+            for batch, (shape, names) in zip(batches, two.calls, strict=True)
+            if (left := tuple(name for name in names if name not in looped))
+        ]
+        if not again.looped and [call for _, call in kept] == again.calls:
+            return Plan([batch for batch, _ in kept], looped, any(len(shape) > 2 for _, (shape, _) in kept))
 
 
 def _batch(two: torch.Size, three: torch.Size) -> Batch:
@@ -84,15 +99,15 @@ class LinearisedPass:
 
     Args:
         posterior: The posterior.
-        law: Which component of it.
+        component: Which component of it.
         plan: From `make_plan`.
         inputs: A batch.
     """
 
-    def __init__(self, posterior: Posterior, law: Component, plan: Plan, inputs: Any) -> None:
-        self.posterior, self.law, self.plan, self.inputs = posterior, law, plan, inputs
+    def __init__(self, posterior: Posterior, component: Component, plan: Plan, inputs: Any) -> None:
+        self.posterior, self.component, self.plan, self.inputs = posterior, component, plan, inputs
         self.ledger = Ledger(batch_rows(inputs), plan.batches, _like(posterior), plan.factors)
-        with torch.enable_grad(), _random_tensors(posterior, law, self.ledger, plan.looped):
+        with torch.enable_grad(), _random_tensors(posterior, component, self.ledger, plan.looped):
             self._outputs = posterior.read(call(posterior.network, inputs))
         if self._outputs.shape[0] != self.ledger.rows:
             raise ValueError(
@@ -117,29 +132,29 @@ class LinearisedPass:
 
     def _looped(self, cotangent: Tensor) -> Tensor:
         """Take the derivatives by tensors that are used in a way without a formula, one example after the other."""
-        law, found = self.law, []
-        leaves = {name: law.means[name].clone().requires_grad_() for name in sorted(self.plan.looped)}
+        posterior, component, found = self.posterior, self.component, []
+        leaves = {name: component.means[name].clone().requires_grad_() for name in sorted(self.plan.looped)}
+        means = replace(component, means={**component.means, **leaves})
         for row in range(self.ledger.rows):
             one = slice_rows(self.inputs, row, row + 1)
-            with ExitStack() as stack:
-                stack.enter_context(torch.enable_grad())
-                stack.enter_context(self.posterior.noise.lock)
-                stack.enter_context(_frozen(self.posterior.network))
-                stack.enter_context(law.place(self.posterior.network, {**law.fixed, **law.means, **leaves}))
-                stack.enter_context(self.posterior.noise.mode(silent=True))
-                output = self.posterior.read(call(self.posterior.network, one))[0]
+            with (
+                torch.enable_grad(),
+                _frozen(posterior.network),
+                posterior.patched(means.at_mean(posterior.network)),
+            ):
+                output = posterior.read(call(posterior.network, one))[0]
             gradients = torch.autograd.grad(output, list(leaves.values()), cotangent[row], materialize_grads=True)
-            found.append(_caused(law, dict(zip(leaves, gradients, strict=True))))
+            found.append(_caused(component, dict(zip(leaves, gradients, strict=True))))
         return torch.stack(found).to(cotangent.dtype)
 
 
-def _caused(law: Component, gradients: dict[str, Tensor]) -> Tensor:
+def _caused(component: Component, gradients: dict[str, Tensor]) -> Tensor:
     """Return sum_p s_p^2 g_p^2, of correlated tensors after their rotation."""
     parts = []
     for name, gradient in gradients.items():
-        rotated = law.rotations.get(name)
+        rotated = component.rotations.get(name)
         if rotated is None:
-            parts.append((gradient.square() * law.variances[name]).sum())
+            parts.append((gradient.square() * component.variances[name]).sum())
         elif name == rotated.weight:
             bias = None if rotated.bias is None else gradients[rotated.bias][None]
             parts.append((rotated.turned(gradient[None], bias).square() * rotated.variance).sum())
@@ -152,40 +167,35 @@ def _like(posterior: Posterior) -> Tensor:
 
 
 @contextmanager
-def _random_tensors(posterior: Posterior, law: Component, ledger: Ledger, looped: Any) -> Iterator[None]:
+def _random_tensors(posterior: Posterior, component: Component, ledger: Ledger, looped: Any) -> Iterator[None]:
     """Let the network meet its random tensors and noisy layers as the ledger needs them."""
     network = posterior.network
     tensors: dict[str, Tensor] = {
-        name: mean if name in looped else _random(law, name, ledger) for name, mean in law.means.items()
+        name: mean if name in looped else _random(component, name, ledger) for name, mean in component.means.items()
     }
-    forwards = {module: _noise_forward(module, ledger) for module in law.noisy}
-    sites = posterior.sites() if law.means or law.noisy else set()
-    posterior.noise.guard.watch((id(posterior), "linearised"), lambda: sites)
+
+    def act(site: NoisySite) -> Callable[..., Tensor]:
+        return lambda x, *more: _noise(site, ledger, x, *more)
+
+    sites = posterior.law.sites() if component.means or component.noisy else set()
     with (
-        posterior.noise.lock,
         gradients_required(sites),
         _frozen(network),
-        posterior.noise.mode(silent=True),
-        patched_forward(forwards),
-        law.place(network, {**law.fixed, **tensors}),
+        posterior.patched(component.patch(network, tensors, act)),
     ):
         yield
 
 
-def _random(law: Component, name: str, ledger: Ledger) -> RandomWeight:
-    mean, variance, rotated = law.means[name], law.variances[name], law.rotations.get(name)
+def _random(component: Component, name: str, ledger: Ledger) -> RandomWeight:
+    mean, variance, rotated = component.means[name], component.variances[name], component.rotations.get(name)
     if rotated is None:
         return RandomWeight.make(mean, variance, ledger, name)
     return RotatedWeight.turn(mean, variance, ledger, name, rotated)
 
 
-def _noise_forward(module: nn.Module, ledger: Ledger) -> Callable[..., Tensor]:
-    def forward(x: Tensor, *args: Any) -> Tensor:
-        batch = ledger.visit(x, [NOISE])
-        terms = module.noise_terms(x.detach(), *args)  # type: ignore[operator]
-        return run(NoiseCall(ledger, ledger.arrange(x, batch), terms), x)
-
-    return forward
+def _noise(site: NoisySite, ledger: Ledger, x: Tensor, *more: Any) -> Tensor:
+    batch = ledger.visit(x, [NOISE])
+    return run(NoiseCall(ledger, ledger.arrange(x, batch), site.terms(x.detach(), *more)), x)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ Each call knows three things: its output, the gradient of its input, and what it
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,15 +16,20 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from bayesify.laws import NoiseTerms
-from bayesify.laws.gaussian.operations import Convolution
 from bayesify.laws.gaussian.site import Arrangement
-from bayesify.prediction.kronecker import Rotated
-from bayesify.prediction.linearised.accumulator import Factors, Ledger, Part
-from bayesify.prediction.linearised.convolutions import transposed_input, weight_gradients
+from bayesify.laws.kronecker import Rotated
+from bayesify.layers import (
+    AffineGradients,
+    Convolution,
+    ConvolutionGradients,
+    EmbeddingGradients,
+    ExampleGradients,
+    Factors,
+    LinearGradients,
+)
+from bayesify.prediction.linearised.accumulator import Ledger, Part
 
 __all__ = ["AffineCall", "Call", "ConvolutionCall", "EmbeddingCall", "ExpandCall", "LinearCall", "NoiseCall", "run"]
-
-CHUNK = 2**20  # numbers: the derivatives of a chunk of examples should stay in the cache
 
 
 @dataclass(frozen=True)
@@ -66,22 +71,6 @@ def run(call: Call, x: Tensor) -> Tensor:
     return result
 
 
-def _is_traced(x: Tensor) -> bool:
-    """Return whether a pass is being traced for batches of every size."""
-    return not isinstance(x.shape[0], int)
-
-
-def _chunks(flow: Tensor, inputs: Tensor, numbers: int) -> list[tuple[Tensor, Tensor]]:
-    """Return a few examples at a time, as many as have derivatives of a moderate size.
-
-    A traced pass takes all at once: how many chunks there are would fix the size of a batch.
-    """
-    if _is_traced(flow):
-        return [(flow, inputs)]
-    size = max(1, CHUNK // numbers)
-    return list(zip(torch.split(flow, size), torch.split(inputs, size), strict=True))
-
-
 class _Run(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, call: Call) -> Tensor:
@@ -99,9 +88,34 @@ class _Run(Function):
         return of_x, grad.new_zeros(()), None
 
 
+class LayerCall(Call):
+    """An operation with a weight and a bias, which may be random."""
+
+    random_weight: Random | None
+    random_bias: Random | None
+
+    @abstractmethod
+    def gradients(self, x: Tensor, grad: Tensor) -> ExampleGradients:
+        """Return the derivatives of each example, from the input and the output's gradient as (B, r, ...)."""
+
+    def account(self, grad: Tensor, x: Tensor) -> None:
+        """Add what the weight and the bias cause."""
+        if self.random_weight is None and self.random_bias is None:
+            return
+        found = self.gradients(self.rows.split(x), self.rows.split(grad))
+        if self.random_bias is not None:
+            self.ledger.add_gradient(self.random_bias.part, found.bias, self.random_bias.variance)
+        if self.random_weight is not None:
+            part, variance = self.random_weight.part, self.random_weight.variance
+            if self.ledger.once(part):
+                self.ledger.add(found.weighted_squares(variance))
+            else:
+                self.ledger.add_gradient(part, found.weight(), variance)
+
+
 @dataclass
-class LinearCall(Call):
-    """y = x W' + b: dy/dW of example b is sum_t g_t x_t', over its positions t."""
+class LinearCall(LayerCall):
+    """y = x W' + b."""
 
     ledger: Ledger
     rows: Arrangement
@@ -109,7 +123,7 @@ class LinearCall(Call):
     bias: Tensor | None
     random_weight: Random | None
     random_bias: Random | None
-    caused: Tensor | None = None
+    kept: dict[str, Tensor] = field(default_factory=dict)
     turned: Tensor | None = None
 
     def output(self, x: Tensor) -> Tensor:
@@ -121,56 +135,24 @@ class LinearCall(Call):
         del x
         return grad @ self.weight
 
-    def account(self, grad: Tensor, x: Tensor) -> None:
-        """Add sum_ij u_ij (sum_t g_ti x_tj)^2: with one position, sum_ij u_ij g_i^2 x_j^2.
+    def gradients(self, x: Tensor, grad: Tensor) -> ExampleGradients:
+        """Return sum_t g_t x_t'.
 
-        With u = r c' it is sum_tt' (g_t . r g_t') (x_t . c x_t'), which is cheaper for a few positions. Else the
-        derivatives are formed, a few examples at a time. Correlated weights (W, b) = V_B E V_A' have V_B' g and
-        V_A' (x, 1) in the places of g and x, and so the derivatives in E.
+        Correlated weights (W, b) = V_B E V_A' have V_B' g and V_A' (x, 1) in the places of g and x, and so the
+        derivatives in E.
         """
-        flow = self.rows.split(grad).flatten(1, -2)
-        if self.random_bias is not None:
-            self.ledger.add_gradient(self.random_bias.part, flow.sum(1), self.random_bias.variance)
-        if self.random_weight is None:
-            return
-        inputs, part, variance = self.rows.split(x).flatten(1, -2), self.random_weight.part, self.random_weight.variance
-        if self.random_weight.rotated is not None:
-            flow, inputs = flow @ self.random_weight.rotated.left[0], self._turned(inputs)
-        if not self.ledger.once(part):
-            self.ledger.add_gradient(part, flow.mT @ inputs, variance)
-        elif flow.shape[1] == 1:
-            if self.caused is None:  # the same for every backward pass
-                self.caused = self._caused(inputs[:, 0].square())
-            self.ledger.add((flow[:, 0].square() * self.caused).sum(-1))
-        elif self.random_weight.factors is not None and flow.shape[1] * sum(variance.shape) < variance.numel():
-            row, column = self.random_weight.factors
-            if self.caused is None:
-                self.caused = (inputs * column) @ inputs.mT
-            self.ledger.add(((flow * row) @ flow.mT).mul_(self.caused).sum((1, 2)))
-        else:
-            weights = variance.reshape(-1)
-            pieces = [(f.mT @ i).square_().flatten(1) @ weights for f, i in _chunks(flow, inputs, variance.numel())]
-            self.ledger.add(torch.cat(pieces))
-
-    def _turned(self, inputs: Tensor) -> Tensor:
-        assert self.random_weight is not None
-        rotated = self.random_weight.rotated
-        assert rotated is not None
+        inputs, flow = x.flatten(1, -2), grad.flatten(1, -2)
+        random = self.random_weight
+        if random is None or random.rotated is None:
+            return LinearGradients(inputs, flow, None if random is None else random.factors, self.kept)
         if self.turned is None:  # the same for every backward pass
-            self.turned = functional.linear(inputs, rotated.kernel(self.weight.shape), rotated.offset)
-        return self.turned
-
-    def _caused(self, squares: Tensor) -> Tensor:
-        assert self.random_weight is not None
-        if self.random_weight.factors is None:
-            return squares @ self.random_weight.variance.mT
-        row, column = self.random_weight.factors
-        return (squares @ column)[:, None] * row
+            self.turned = functional.linear(inputs, random.rotated.kernel(self.weight.shape), random.rotated.offset)
+        return LinearGradients(self.turned, flow @ random.rotated.left[0], random.factors, self.kept)
 
 
 @dataclass
-class ConvolutionCall(Call):
-    """A convolution; its derivative for each example is that of one with as many groups as there are examples."""
+class ConvolutionCall(LayerCall):
+    """A convolution."""
 
     ledger: Ledger
     rows: Arrangement
@@ -189,46 +171,18 @@ class ConvolutionCall(Call):
 
     def of_input(self, grad: Tensor, x: Tensor) -> Tensor:
         """Return the gradient of the input."""
-        o = self.operation
-        if _is_traced(grad) and not o.transposed:
-            return transposed_input(grad, x, self.weight, o)
-        of_x: Tensor = torch.ops.aten.convolution_backward(
-            grad, x, self.weight, None, o.stride, o.padding, o.dilation, o.transposed, o.output_padding, o.groups,
-            [True, False, False],
-        )[0]  # fmt: skip
-        return of_x
+        return self.operation.input_gradient(grad, x, self.weight)
 
-    def account(self, grad: Tensor, x: Tensor) -> None:
-        """Form the derivatives for a few examples at a time."""
-        flow = self.rows.split(grad)
-        if self.random_bias is not None:
-            sums = flow.flatten(3).sum((1, 3))
-            self.ledger.add_gradient(self.random_bias.part, sums, self.random_bias.variance)
-        if self.random_weight is None:
-            return
-        inputs, part, variance = self.rows.split(x), self.random_weight.part, self.random_weight.variance
-        weights = variance.reshape(-1)
-        pieces = []
-        for f, i in _chunks(flow, inputs, self.weight.numel()):
-            if _is_traced(f) and not self.operation.transposed:
-                gradient = weight_gradients(f, i, self.weight.shape, self.operation)
-            else:
-                like = self.weight.expand(f.shape[0], *self.weight.shape)
-                gradient = self.operation.each_backward(f, i, like, need_x=False)[1]
-            if self.random_weight.rotated is not None:
-                gradient = self.random_weight.rotated.turned(gradient, f.flatten(3).sum((1, 3)))
-            gradient = gradient.flatten(1)
-            pieces.append(gradient.square_() @ weights if self.ledger.once(part) else gradient)
-        found = torch.cat(pieces)
-        if self.ledger.once(part):
-            self.ledger.add(found)
-        else:
-            self.ledger.add_gradient(part, found.view(-1, *variance.shape), variance)
+    def gradients(self, x: Tensor, grad: Tensor) -> ExampleGradients:
+        """Return each example's own convolution of its input with its gradient."""
+        rotated = None if self.random_weight is None else self.random_weight.rotated
+        turn = None if rotated is None else rotated.turned
+        return ConvolutionGradients(x, grad, self.operation, self.weight, turn)
 
 
 @dataclass
-class AffineCall(Call):
-    """y = a (x - m) r + c along some dimensions, as the end of a normalisation: dy/da is sum_t g_t (x_t - m) r.
+class AffineCall(LayerCall):
+    """y = a (x - m) r + c along some dimensions, as the end of a normalisation.
 
     `dims` are the dimensions that a and c vary along, of an input with the batch first; m and r are numbers per channel
     of batch normalisation, and None where x is normalised already.
@@ -241,8 +195,8 @@ class AffineCall(Call):
     shift: Tensor | None
     centre: Tensor | None
     factor: Tensor | None
-    random_scale: Random | None
-    random_shift: Random | None
+    random_weight: Random | None
+    random_bias: Random | None
 
     def _aligned(self, tensor: Tensor, x: Tensor) -> Tensor:
         return tensor.reshape(-1, *(1,) * (x.ndim - 2)) if self.dims == (1,) else tensor
@@ -268,40 +222,20 @@ class AffineCall(Call):
         slope = self._slope(x)
         return grad if slope is None else grad * slope
 
-    def account(self, grad: Tensor, x: Tensor) -> None:
-        """Sum over positions, then square."""
-        sums = self._summed(grad)
-        if self.random_shift is not None:
-            self.ledger.add_gradient(self.random_shift.part, sums, self.random_shift.variance)
-        if self.random_scale is not None:
-            products = self._summed(grad, x)
-            if self.centre is not None and self.factor is not None:
-                products = (products - self.centre * sums) * self.factor
-            self.ledger.add_gradient(self.random_scale.part, products, self.random_scale.variance)
-
-    def _summed(self, grad: Tensor, x: Tensor | None = None) -> Tensor:
-        flow = self.rows.split(grad)
-        if self.dims == (1,):  # (B, r, C, ...)
-            flat = flow.flatten(3) if flow.ndim > 3 else flow[..., None]
-            if x is None:
-                return flat.sum((1, 3))
-            inputs = self.rows.split(x).reshape(flat.shape)
-            return (flat * inputs).sum((1, 3))
-        features = len(self.dims)
-        flat = flow.flatten(1, -1 - features)
-        if x is None:
-            return flat.sum(1)
-        return (flat * self.rows.split(x).flatten(1, -1 - features)).sum(1)
+    def gradients(self, x: Tensor, grad: Tensor) -> ExampleGradients:
+        """Return sum_t g_t (x_t - m) r."""
+        return AffineGradients(x, grad, 0 if self.dims == (1,) else len(self.dims), self.centre, self.factor)
 
 
 @dataclass
-class EmbeddingCall(Call):
-    """Rows of a table: what several positions of an example read from one row adds up before it is squared."""
+class EmbeddingCall(LayerCall):
+    """Rows of a table."""
 
     ledger: Ledger
     rows: Arrangement
     table: Tensor
-    random: Random
+    random_weight: Random
+    random_bias: None = None
 
     def output(self, x: Tensor) -> Tensor:
         """Return the rows."""
@@ -311,17 +245,10 @@ class EmbeddingCall(Call):
         """Numbers of rows have no gradient."""
         raise NotImplementedError
 
-    def account(self, grad: Tensor, x: Tensor) -> None:
-        """Return sum_k s_k^2 (sum_{t: id_t = k} g_t)^2 as sum_t s^2 g_t sum_{t': id_t' = id_t} g_t'."""
-        ids = self.rows.split(x).flatten(1)
-        flow = self.rows.split(grad).reshape(*ids.shape, -1)
-        if self.ledger.once(self.random.part):
-            same = (ids[:, :, None] == ids[:, None, :]).to(flow.dtype)
-            self.ledger.add((flow * (same @ flow) * self.random.variance[ids]).sum((1, 2)))
-            return
-        gradient = flow.new_zeros(ids.shape[0], *self.table.shape)
-        gradient.scatter_add_(1, ids[..., None].expand_as(flow), flow)
-        self.ledger.add_gradient(self.random.part, gradient, self.random.variance)
+    def gradients(self, x: Tensor, grad: Tensor) -> ExampleGradients:
+        """Return what each row of the table got."""
+        ids = x.flatten(1)
+        return EmbeddingGradients(ids, grad.reshape(*ids.shape, -1), len(self.table))
 
 
 @dataclass

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from bayesify._core.trees import map_tensors
-from bayesify.laws.gaussian.operations import Convolution
-from bayesify.laws.noise import BatchDim
+from bayesify.laws import BatchDim
+from bayesify.laws.kronecker import Rotated
+from bayesify.layers import Convolution
 from bayesify.prediction.attention_operations import multi_head_attention
-from bayesify.prediction.kronecker import Rotated
 from bayesify.prediction.linearised.accumulator import Batch, Ledger
 from bayesify.prediction.linearised.rules import (
     AffineCall,

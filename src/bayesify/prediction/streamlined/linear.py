@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bayesify.prediction.rank_one import factors
+from bayesify._core.maths import rank_one_factors
 from bayesify.prediction.streamlined.heads import heads_of
 from bayesify.prediction.streamlined.moments import Correlated, Moments, Source, centre, moment_rule, settings
 
@@ -66,7 +66,7 @@ def _incoming(operation: Operation, x: Moments, weight: Tensor) -> Tensor:
 
 def _factored(x: Tensor, weight: Moments, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None] | None:
     """Return the same of x W' + b where U = r c': Var = r (c . (m^2 + v)) + W^2 v + var b."""
-    known = weight.kept("factors", lambda w: factors(w.variance))
+    known = weight.kept("factors", lambda w: rank_one_factors(w.variance))
     if known is None or heads_of(x) is not None:
         return None
     row, column = known

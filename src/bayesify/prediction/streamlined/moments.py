@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bayesify._core.trees import map_tensors
-from bayesify.prediction.kronecker import Rotated
+from bayesify.laws.kronecker import Rotated
 from bayesify.prediction.overrides import is_metadata, name_of, plain_call
 
 if TYPE_CHECKING:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bayesify._core.trees import call, map_tensors
-from bayesify.laws import Posterior
-from bayesify.laws.patching import patched_forward
-from bayesify.prediction.components import Component
-from bayesify.prediction.outputs import class_position, independent_variances
+from bayesify.laws import Component, NoisySite, Posterior
+from bayesify.prediction.outputs import independent_variances
 from bayesify.prediction.streamlined.joint import Joint
 from bayesify.prediction.streamlined.moments import (
     Correlated,
@@ -36,7 +33,7 @@ class MomentsPass:
 
     Args:
         posterior: The posterior.
-        law: Which component of it.
+        component: Which component of it.
         first_order: Linearise nonlinear functions; else match mean and variance of their outputs.
         covariance: Carry covariances of vectors, for stacks of linear layers and activations.
         per_head: Carry covariances within heads of attention into the output projection.
@@ -45,16 +42,16 @@ class MomentsPass:
     def __init__(
         self,
         posterior: Posterior,
-        law: Component,
+        component: Component,
         *,
         first_order: bool,
         covariance: bool = False,
         per_head: bool = False,
     ) -> None:
         self.posterior = posterior
-        self.law = law
+        self.component = component
         self.settings = Settings(first_order, covariance, per_head)
-        self.weights = {name: self._random(name) for name in law.means}
+        self.weights = {name: self._random(name) for name in component.means}
 
     def __call__(self, inputs: Any, input_variance: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return mean and variance of the outputs.
@@ -67,7 +64,7 @@ class MomentsPass:
             inputs = _with_variance(inputs, input_variance)
         with torch.no_grad():
             try:
-                output = self._run(inputs)
+                output = self.run(inputs)
             except NoRuleError as error:
                 raise self._located(inputs, str(error)) from None
         self._check_heads()
@@ -80,34 +77,37 @@ class MomentsPass:
         found = self.settings
         if found.per_head and (found.attentions == 0 or found.projected < found.attentions):
             raise ValueError(
-                f"how='per-head' carried the covariances of {found.projected} of {found.attentions} attentions with "
-                "random values. It needs nn.MultiheadAttention or scaled_dot_product_attention, with values that are a "
-                "linear layer's outputs, and a linear layer behind it. Use how='streamlined' or how='linearised'."
+                f"Streamlined(covariance='per-head') carried the covariances of {found.projected} of "
+                f"{found.attentions} attentions with random values. It needs nn.MultiheadAttention or scaled_dot_product_attention, with "
+                "values that are a linear layer's outputs, and a linear layer behind it. Use how='streamlined' or "
+                "how='linearised'."
             )
 
     def _random(self, name: str) -> Moments:
-        mean, variance, rotated = self.law.means[name], self.law.variances[name], self.law.rotations.get(name)
+        component = self.component
+        mean, variance, rotated = component.means[name], component.variances[name], component.rotations.get(name)
         return Moments.make(mean, variance) if rotated is None else Correlated.turn(mean, variance, rotated)
 
     def _visible(self, output: Joint) -> Tensor:
         """Return variances: of logits, those of independent ones that have the same when they are centred."""
         covariance = output.covariance
-        if class_position(self.posterior.likelihood, output.centre) is None:
+        if self.posterior.likelihood.softmax_dim(output.centre.ndim) is None:
             return covariance.diagonal(dim1=-2, dim2=-1)
         centred = covariance - covariance.mean(-1, keepdim=True)
         centred = centred - centred.mean(-2, keepdim=True)
         return independent_variances(centred.diagonal(dim1=-2, dim2=-1))
 
-    def _run(self, inputs: Any) -> Tensor:
-        posterior, law = self.posterior, self.law
+    @torch.no_grad()
+    def run(self, inputs: Any) -> Tensor:
+        """Run the network on pairs, and return its output: a pair, or a plain tensor where nothing is random.
+
+        Raises:
+            NoRuleError: Of an operation without a rule, by its name alone.
+        """
+        posterior = self.posterior
         self.settings.attentions = self.settings.projected = 0
-        forwards = {module: _noise_forward(module) for module in law.noisy}
-        with ExitStack() as stack:
-            stack.enter_context(using(self.settings))
-            stack.enter_context(posterior.noise.lock)
-            stack.enter_context(posterior.noise.mode(silent=True))
-            stack.enter_context(patched_forward(forwards))
-            stack.enter_context(law.place(posterior.network, {**law.fixed, **self.weights}))
+        patch = self.component.patch(posterior.network, self.weights, lambda site: partial(_noise, site))
+        with using(self.settings), posterior.patched(patch):
             return posterior.read(call(posterior.network, inputs))
 
     def _located(self, inputs: Any, operation: str) -> NoRuleError:
@@ -119,7 +119,7 @@ class MomentsPass:
             handles.append(module.register_forward_hook(lambda *_: inside.pop() and None))
         where = "the network"
         try:
-            self._run(inputs)
+            self.run(inputs)
         except NoRuleError:
             where = f"module {inside[-1]!r}" if inside and inside[-1] else "the network's own forward"
         finally:
@@ -127,8 +127,8 @@ class MomentsPass:
                 handle.remove()
         if self.settings.covariance:
             return NoRuleError(
-                f"{operation} in {where} has no rule for covariances, which how='covariance' has for linear layers and "
-                "functions of single entries alone. Use how='streamlined' or how='linearised'."
+                f"{operation} in {where} has no rule for covariances, which Streamlined(covariance='full') has for "
+                "linear layers and functions of single entries alone. Use how='streamlined' or how='linearised'."
             )
         return NoRuleError(
             f"{operation} in {where} has no rule for means and variances. Add one: @bayesify.moment_rule("
@@ -137,25 +137,22 @@ class MomentsPass:
         )
 
 
-def _noise_forward(module: nn.Module) -> Callable[..., Any]:
-    def forward(x: Tensor, *args: Any) -> Moments:
-        """Return y = a x + (d x + s) e: Var = (a^2 + d^2) v + (d m + s)^2."""
-        mean = centre(x)
-        terms = module.noise_terms(mean, *map_tensors(centre, args))  # type: ignore[operator]
-        variance = (terms.std_scale * mean + terms.std_shift).square()
-        shared = None
-        if terms.channel_dims is not None and mean.ndim > 2:
-            shared = torch.ones(mean.shape[0], dtype=mean.dtype, device=mean.device)
-        if isinstance(x, Moments):
-            own = Moments.make(mean, variance, shared)
-            before = x.like(mean, (terms.scale**2 + terms.std_scale**2) * x.variance)
-            from bayesify.prediction.streamlined.products import joint_share
+def _noise(site: NoisySite, x: Tensor, *more: Any) -> Moments:
+    """Return y = a x + (d x + s) e: Var = (a^2 + d^2) v + (d m + s)^2."""
+    mean = centre(x)
+    terms = site.terms(mean, *map_tensors(centre, more))
+    variance = (terms.std_scale * mean + terms.std_shift).square()
+    shared = None
+    if terms.channel_dims is not None and mean.ndim > 2:
+        shared = torch.ones(mean.shape[0], dtype=mean.dtype, device=mean.device)
+    if isinstance(x, Moments):
+        own = Moments.make(mean, variance, shared)
+        before = x.like(mean, (terms.scale**2 + terms.std_scale**2) * x.variance)
+        from bayesify.prediction.streamlined.products import joint_share
 
-            shared = joint_share(own, before)
-            variance = variance + before.variance
-        return Moments.make(terms.scale * mean, variance, shared)
-
-    return forward
+        shared = joint_share(own, before)
+        variance = variance + before.variance
+    return Moments.make(terms.scale * mean, variance, shared)
 
 
 def _with_variance(inputs: Any, variance: Tensor) -> Any:

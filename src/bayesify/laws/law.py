@@ -1,0 +1,360 @@
+"""What is random: a law turns the name of a draw into what differs from the network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, ClassVar, Literal, TypeVar
+
+from torch import Tensor, nn
+
+from bayesify._core.random import Key
+from bayesify.laws.kronecker import Rotated
+from bayesify.laws.passes import Arranged, BatchDim, Kind, Pass, Patch, Refusal
+from bayesify.laws.tensors import TensorTree, owners, tensor_of
+from bayesify.laws.trace import Trace
+from bayesify.likelihoods import Likelihood
+
+__all__ = ["Component", "Dense", "Law", "NoiseTerms", "NoisySite", "check_count", "law_class", "register_law"]
+
+Answer = Literal[True] | Refusal
+_LAWS: dict[str, type[Law]] = {}
+_AnyLaw = TypeVar("_AnyLaw", bound="type[Law]")
+
+
+class Law(nn.Module):
+    """A distribution over what a network computes.
+
+    Its parameters and buffers are the distribution's own state. Its means may be the network's own parameters, which it
+    refers to and does not hold; `own` has values that take their places where several laws share a network.
+
+    Subclasses answer `patch`, and whatever else is true of them.
+
+    Attributes:
+        network: The network that it is about; a reference, no part of the law's state.
+        own: Tensors in which the law's network differs from the shared one, by name.
+        default_draws: How many draws a prediction takes if the caller does not say.
+        first_order: Whether means and variances are carried as of a network that is linear in what is random.
+        traced: The kinds of passes for which `patch` has to know where the batch is.
+        functions: How many different functions there are; None for no end of them.
+        statistics_rows: How many draws have batch-normalisation statistics of their own; 0 where all share the
+            network's.
+        keep_statistics: Whether normalisation uses its running statistics in training too, and leaves them alone.
+    """
+
+    name: ClassVar[str] = ""
+    settings: ClassVar[dict[str, Any]] = {}  # names and types of what `config` returns
+    first_order: bool = False
+    traced: frozenset[Kind] = frozenset()
+    functions: int | None = None
+    statistics_rows: int = 0
+    keep_statistics: bool = False
+
+    def __init__(self, network: nn.Module, own: Mapping[str, Tensor] | None = None) -> None:
+        super().__init__()
+        self.__dict__["network"] = network
+        self.__dict__["likelihood"] = None
+        self.__dict__["statistics"] = None  # of the posterior, where drawn weights have such
+        self.own = TensorTree(own or {})
+        self.default_draws = 20
+
+    # -- what is random -----------------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Return the names of the network's tensors that are random; those of noisy layers are not."""
+        return ()
+
+    def sites(self) -> set[nn.Module]:
+        """Return the modules at which randomness enters; what ran before them is the same for every draw."""
+        return owners(self.network, [*self.names, *self.own.as_dict()])
+
+    @property
+    def learned(self) -> Answer:
+        """True, or why nothing is random yet, and what to call."""
+        return True
+
+    def tensor(self, name: str) -> Tensor:
+        """Return a tensor of the law's network: its own, or the shared network's."""
+        own = self.own.as_dict()
+        return own[name] if name in own else tensor_of(self.network, name)
+
+    # -- draws --------------------------------------------------------------------------------------------------
+
+    def keys(self, num_draws: int | None, seed: int) -> list[Key]:
+        """Name `num_draws` draws; None takes the law's own number."""
+        return [Key(seed, index) for index in range(check_count(num_draws, self.default_draws))]
+
+    def together(self, trace: Trace | None) -> Arranged:
+        """Return how several draws share a pass: not at all, as rows of a larger batch, or as stacked tensors."""
+        del trace
+        return "one"
+
+    def independent_rows(self, trace: Trace | None) -> bool:
+        """Return whether a fresh pass draws for each row: copies of a row then are several draws."""
+        del trace
+        return False
+
+    def has_mean(self, part: Any = None) -> Answer:
+        """True, or why there is no mean network; `part` is the part of a mixture that was chosen, if any."""
+        del part
+        return True
+
+    def patch(self, p: Pass) -> Patch:
+        """Return what a pass puts in the network's place."""
+        raise NotImplementedError
+
+    def check_part(self, part: int) -> None:
+        """Raise unless there is such a part of a mixture, a component or a chain."""
+        raise ValueError(f"{self.described()} has no members. It has one distribution for all.")
+
+    def stacked(self, keys: Sequence[Key]) -> Iterator[tuple[dict[str, Tensor], Sequence[Key]]]:
+        """Give draws, as many together as is fast, as stacked tensors (S, ...); for laws that say "stack"."""
+        raise NotImplementedError
+
+    # -- statistics of drawn weights ----------------------------------------------------------------------------
+
+    def row_of(self, key: Key) -> int:
+        """Return which of the re-estimated batch-normalisation statistics belong to a draw, counted from 0."""
+        return key.index
+
+    def statistics_row(self, p: Pass) -> int | None:
+        """Return which row of the statistics a pass needs; 0 is the mean's, and None the network's own."""
+        if p.kind == "mean":
+            return 0
+        return self.row_of(p.keys[0]) + 1 if p.keys else None
+
+    def rows_to_refresh(self) -> list[int]:
+        """Return the rows whose statistics belong to weights that there are; 0 is the mean's."""
+        return list(range(1 + self.statistics_rows))
+
+    def row_weights(self, row: int) -> dict[str, Tensor]:
+        """Return the weights that a row of the statistics belongs to, by name."""
+        raise NotImplementedError
+
+    # -- as weights ---------------------------------------------------------------------------------------------
+
+    def weights(self, key: Key) -> dict[str, Tensor] | Refusal:
+        """Return a draw as tensors of the plain network, where it is one."""
+        patch = self.patch(Pass("draw", (key,), rows=1))
+        if patch.forwards:
+            return Refusal("its randomness is in layers, and not in the network's weights alone")
+        return dict(patch.tensors)
+
+    def recomputed(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Return the arguments of a layer that runs again in the backward pass; None where they cannot be known."""
+        del module, args
+        return None
+
+    # -- without draws ------------------------------------------------------------------------------------------
+
+    def components(self, trace: Trace | None = None) -> list[Component] | Refusal:
+        """Return the law as a mixture of Gaussians, for predictors without draws."""
+        del trace
+        return Refusal(
+            f"{self.described()} has samples of weights, or weights made by a network, and no Gaussians that can be "
+            "carried through a network, so its predictions need draws: use how='sampling'. Samples of weights have "
+            "means and variances that can be carried: distill(sample_bank(posterior, 100), 'swag', latent=0)."
+        )
+
+    # -- learning -----------------------------------------------------------------------------------------------
+
+    def condition(self, likelihood: Likelihood) -> None:
+        """Take notice of what the network's outputs mean; the likelihood is no part of the law's state."""
+        self.__dict__["likelihood"] = likelihood
+
+    def changed(self) -> None:
+        """Say that weights have changed, so that batch-normalisation statistics are not theirs."""
+        if self.statistics is not None:
+            self.statistics.outdate()
+
+    # -- files --------------------------------------------------------------------------------------------------
+
+    def config(self) -> dict[str, Any]:
+        """Return what `build` needs to make a law of this kind again; only for laws that no method builds."""
+        raise NotImplementedError
+
+    @classmethod
+    def build(cls, network: nn.Module, config: Mapping[str, Any]) -> Law:
+        """Make a law from its configuration, with room for its tensors."""
+        raise NotImplementedError
+
+    def make_room(self, tensors: Mapping[str, Tensor]) -> None:
+        """Give tensors whose shape only learning decides the shape that they have in a state that will be loaded."""
+
+    def described(self) -> str:
+        """Return what the law is called in sentences."""
+        return f"A {type(self).__name__} law"
+
+
+def register_law(cls: _AnyLaw) -> _AnyLaw:
+    """Make a law known to files by its name."""
+    _LAWS[cls.name] = cls
+    return cls
+
+
+def law_class(name: str) -> type[Law] | None:
+    """Return the law that files call by this name."""
+    return _LAWS.get(name)
+
+
+def check_count(num_draws: int | None, default: int) -> int:
+    """Return how many draws are wanted, which must be at least one."""
+    count = default if num_draws is None else num_draws
+    if not isinstance(count, int) or count < 1:
+        raise ValueError(f"num_draws must be a whole number of at least 1, but it is {count!r}.")
+    return count
+
+
+# -- laws as Gaussians --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NoiseTerms:
+    """A noisy layer in one line: y = scale x + (std_scale x + std_shift) e, with e of mean zero and variance one.
+
+    Attributes:
+        scale: Multiplies the input.
+        std_scale: Multiplies the input in the standard deviation.
+        std_shift: Is added there; a tensor that broadcasts against the input, or a number.
+        channel_dims: The dimensions along which e varies, beside the batch; None if each entry has its own.
+    """
+
+    scale: float
+    std_scale: float
+    std_shift: Tensor | float = 0.0
+    channel_dims: tuple[int, ...] | None = None
+
+
+class NoisySite:
+    """A place in a network where activations meet noise.
+
+    Subclasses say where (`around`), and which noise (`act` in a pass, `terms` without draws).
+
+    Attributes:
+        name: The layer's name.
+    """
+
+    name: str
+
+    def around(self, network: nn.Module, act: Callable[..., Tensor]) -> tuple[nn.Module, Callable[..., Any]]:
+        """Return a module, and a forward of it in which `act` is applied to the activation that meets noise.
+
+        `act(x, *more)` gets the tensors that `terms` needs beside the activation.
+        """
+        raise NotImplementedError
+
+    def act(self, p: Pass, x: Tensor, *more: Any) -> Tensor:
+        """Let an activation meet the noise of a pass."""
+        raise NotImplementedError
+
+    def terms(self, x: Tensor, *more: Any) -> NoiseTerms:
+        """Return the noise that an activation meets, in one line."""
+        raise NotImplementedError
+
+    def in_pass(self, network: nn.Module, p: Pass) -> tuple[nn.Module, Callable[..., Any]]:
+        """Return a module, and its forward in a pass with noise."""
+        return self.around(network, partial(self.act, p))
+
+    def at_mean(self, network: nn.Module) -> tuple[nn.Module, Callable[..., Any]] | None:
+        """Return a module, and its forward without noise, where that is not the module's own."""
+        del network
+        return None
+
+    def batch(self, p: Pass) -> BatchDim | None:
+        """Return where the batch is in the activation of the present call; None where that is unknown."""
+        raise NotImplementedError
+
+    def batches(self, trace: Trace) -> list[BatchDim | None]:
+        """Return where the batch is in the activation of each call."""
+        raise NotImplementedError
+
+    def again(self, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Return the arguments of the layer with new noise, where it is alike when it runs again; else None."""
+        del args
+        return None
+
+    def scaled(self, p: Pass, gamma: Tensor) -> Tensor | None:
+        """Return a scale with the noise of the pass's only draw in it, where the noise is such; else None."""
+        del p, gamma
+        return None
+
+
+Place = Callable[[Mapping[str, Tensor]], Patch]
+
+
+@dataclass(frozen=True)
+class Dense:
+    """One linear layer that comes last, with the whole covariance of its weights.
+
+    Attributes:
+        layer: Its name.
+        gaussian: Returns mean, and variance or covariance, of the network's outputs, for the mean network's outputs
+            and the layer's inputs (B, T, D).
+    """
+
+    layer: str
+    gaussian: Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None, Tensor | None]]
+
+
+@dataclass(frozen=True)
+class Component:
+    """A Gaussian of a mixture: some of the network's tensors are Gaussians, and some layers are noisy.
+
+    Attributes:
+        means: Means of the random tensors, by their names in the network.
+        variances: Their variances, entry by entry.
+        fixed: Tensors that take the place of the network's own without being random.
+        noisy: The places with noise.
+        place: Makes a patch of the random tensors by name, where they do not simply take the places of the network's.
+        rotated: Which of the random tensors have correlated entries, and how; all others are independent.
+        dense: The only random layer, where it comes last, with its whole covariance.
+        weight: The component's share of the mixture, in proportion to the others'.
+    """
+
+    means: dict[str, Tensor] = field(default_factory=dict)
+    variances: dict[str, Tensor] = field(default_factory=dict)
+    fixed: dict[str, Tensor] = field(default_factory=dict)
+    noisy: tuple[NoisySite, ...] = ()
+    place: Place | None = None
+    rotated: tuple[Rotated, ...] = ()
+    dense: Dense | None = None
+    weight: float = 1.0
+
+    def patch(
+        self, network: nn.Module, tensors: Mapping[str, Tensor], act: Callable[[NoisySite], Callable[..., Tensor]]
+    ) -> Patch:
+        """Return what a pass on these tensors, in the place of the means, puts into the network.
+
+        Args:
+            network: The network.
+            tensors: What stands for the random tensors, by name.
+            act: What an activation meets at a noisy place.
+        """
+        made = Patch(tensors) if self.place is None else self.place(tensors)
+        forwards = dict(site.around(network, act(site)) for site in self.noisy)
+        return Patch({**self.fixed, **made.tensors}, {**made.forwards, **forwards})
+
+    def at_mean(self, network: nn.Module) -> Patch:
+        """Return what a pass at the mean of tensors and noise puts into the network."""
+        return self.patch(network, self.means, _mean_of_noise)
+
+    def scaled(self, scales: Mapping[str, float]) -> Component:
+        """Return the component with some tensors' variances multiplied by numbers."""
+        variances = {name: v * scales.get(name, 1.0) for name, v in self.variances.items()}
+        rotated = tuple(one.scaled(scales.get(one.weight, 1.0)) for one in self.rotated)
+        return replace(self, variances=variances, rotated=rotated)
+
+    @cached_property
+    def rotations(self) -> dict[str, Rotated]:
+        """Return what makes each correlated tensor, by the tensors' names."""
+        return {name: one for one in self.rotated for name in one.names}
+
+
+def _mean_of_noise(site: NoisySite) -> Callable[..., Tensor]:
+    def act(x: Tensor, *more: Any) -> Tensor:
+        scale = site.terms(x, *more).scale
+        return x if scale == 1 else scale * x
+
+    return act

@@ -1,0 +1,110 @@
+"""Layers that are noisy: dropout masks, noise in normalisation, noise on inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from bayesify._core.random import Key
+from bayesify.laws.law import Component, Law, NoisySite
+from bayesify.laws.passes import Arranged, BatchDim, Kind, Pass, Patch, Refusal
+from bayesify.laws.patching import forbid_fused_layers
+from bayesify.laws.trace import Trace
+
+__all__ = ["NoisyLayerLaw"]
+
+
+class NoisyLayerLaw(Law):
+    """A network some of whose activations meet noise.
+
+    A draw of it is a draw of every layer's noise, and one function for all examples. A fresh pass has noise for each.
+    Several draws fold into one batch.
+
+    Args:
+        network: The network.
+        places: Where the noise is.
+        own: Tensors in which the law's network differs from the shared one.
+        keep_statistics: Whether normalisation uses its running statistics in training too, and leaves them alone.
+        traced: The kinds of passes in which noise has to know where the batch is.
+    """
+
+    name = "noisy-layers"
+
+    def __init__(
+        self,
+        network: nn.Module,
+        places: Sequence[NoisySite],
+        *,
+        own: Mapping[str, Tensor] | None = None,
+        keep_statistics: bool = False,
+        traced: frozenset[Kind] = frozenset({"draw"}),
+    ) -> None:
+        super().__init__(network, own)
+        self.places = tuple(places)
+        self.keep_statistics = keep_statistics
+        self.traced = traced
+        forbid_fused_layers(network, self._noisy())
+
+    def _noisy(self) -> set[nn.Module]:
+        return {place.around(self.network, _unused)[0] for place in self.places}
+
+    def sites(self) -> set[nn.Module]:
+        """Return the noisy layers, and those that own a tensor of the law's."""
+        return super().sites() | self._noisy()
+
+    def together(self, trace: Trace | None) -> Arranged:
+        """Return "rows", unless a layer mixes examples even in evaluation mode, or noise acts without a batch."""
+        norms = (m for m in self.network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+        if any(norm.running_mean is None for norm in norms):
+            return "one"
+        known = () if trace is None else [place.batches(trace) for place in self.places]
+        return "one" if any(BatchDim(None) in batches for batches in known) else "rows"
+
+    def independent_rows(self, trace: Trace | None) -> bool:
+        """Return True: fresh noise is drawn for each row."""
+        del trace
+        return True
+
+    def patch(self, p: Pass) -> Patch:
+        """Return the noisy layers' forwards."""
+        if p.kind == "mean":
+            forwards = dict(filter(None, (place.at_mean(self.network) for place in self.places)))
+        else:
+            forwards = dict(place.in_pass(self.network, p) for place in self.places)
+        return Patch(self.own.as_dict(), forwards)
+
+    def weights(self, key: Key) -> dict[str, Tensor] | Refusal:
+        """Return a draw as weights, where all noise is in the scales of layers."""
+        p = Pass("draw", (key,), rows=1)
+        found = {**self.own.as_dict()}
+        for place in self.places:
+            name = f"{place.name}.weight".removeprefix(".")
+            module = self.network.get_submodule(place.name)
+            gamma = found.get(name, module._parameters.get("weight"))
+            scaled = None if gamma is None else place.scaled(p, gamma)
+            if scaled is None:
+                return Refusal("its randomness is in layers, and not in the network's weights alone")
+            found[name] = scaled.detach()
+        return found
+
+    def recomputed(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Return the arguments with new masks, where noise differs between all entries.
+
+        Checkpointing puts torch's generator back before, so that the masks are the same as in the pass.
+        """
+        for place in self.places:
+            if place.around(self.network, _unused)[0] is module:
+                return place.again(args)
+        return None
+
+    def components(self, trace: Trace | None = None) -> list[Component]:
+        """Return one component, with noise and without random tensors."""
+        del trace
+        return [Component(fixed=self.own.as_dict(), noisy=self.places)]
+
+
+def _unused(x: Tensor, *more: Any) -> Tensor:
+    del more
+    return x
