@@ -80,7 +80,7 @@ def test_the_first_format_still_loads_and_predicts_the_same(name):
     outputs = load_file(FORMAT1 / "expected.safetensors")
     posterior = bayesify.load(FORMAT1 / name, network)
     made = name in make_format1.MADE
-    assert posterior.method.name == name if made else posterior.method == make_format1.METHODS[name]
+    assert posterior.law.name == name if made else posterior.method == make_format1.METHODS[name]
     num_samples = make_format1.NUM_SAMPLES.get(name, 8)
     prediction = bayesify.predict(posterior, outputs["inputs"], num_samples=num_samples, seed=5)
     torch.testing.assert_close(prediction.log_probs, outputs[f"{name}.log_probs"], rtol=0, atol=1e-6)

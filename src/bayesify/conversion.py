@@ -5,16 +5,18 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from bayesify._core.files import fingerprint
-from bayesify.laws import Posterior
+from bayesify.laws import MemberLaw, Posterior
+from bayesify.laws.members import rebase
 from bayesify.laws.recomputation import without_guards
 from bayesify.likelihoods import Likelihood
-from bayesify.methods import DeepEnsemble, Method, as_method
+from bayesify.methods import DeepEnsemble, Method, as_method, inherit
 from bayesify.selection import Patterns, Selection
 
 __all__ = ["build", "convert", "ensemble"]
@@ -112,23 +114,29 @@ def build(
     return posterior
 
 
-def ensemble(networks: Sequence[nn.Module], *, likelihood: str | Likelihood = "classification") -> Posterior:
-    """Make a deep ensemble of networks of one architecture, trained or yet to be fitted.
+def ensemble(members: Sequence[nn.Module], *, likelihood: str | Likelihood = "classification") -> Posterior:
+    """Make one posterior of several networks of one architecture, or of several posteriors of them.
 
     Args:
-        networks: The members; they are left untouched. `[make_network() for _ in range(5)]` makes new ones.
-        likelihood: What the outputs mean.
+        members: Networks, trained or yet to be fitted, `[make_network() for _ in range(5)]`; or posteriors of whatever
+            method, trained apart. They are left untouched.
+        likelihood: What the outputs mean; posteriors have theirs, and the first one's counts.
 
     Returns:
-        A posterior with one member for each network. `fit` trains them further, `predict` averages them.
+        A posterior with an equal share for each member. `predict` averages them. Networks can be trained further by
+        `fit`; posteriors are fitted before they are put together.
 
     Example:
         >>> posterior = ensemble([nn.Linear(2, 3) for _ in range(4)])
         >>> len(posterior.law.parts)
         4
     """
-    if not networks:
+    if not members:
         raise ValueError("An ensemble needs at least one network, but the list is empty.")
+    posteriors = [member for member in members if isinstance(member, Posterior)]
+    if posteriors and len(posteriors) < len(members):
+        raise TypeError("An ensemble is of networks or of posteriors, not of both. Convert the networks first: MAP().")
+    networks = [member.network for member in posteriors] or list(members)
     shapes = [{name: tuple(t.shape) for name, t in network.state_dict().items()} for network in networks]
     for index, other in enumerate(shapes):
         if other != shapes[0]:
@@ -137,10 +145,50 @@ def ensemble(networks: Sequence[nn.Module], *, likelihood: str | Likelihood = "c
                 f"Network {index} differs from the first in {differing[:5]}. Members must have one architecture; "
                 "average the predictions of different ones instead."
             )
+    if posteriors:
+        return _mixture(posteriors)
     posterior = convert(networks[0], DeepEnsemble(members=len(networks), start="network"), likelihood=likelihood)
     with torch.no_grad():
-        for index, network in enumerate(networks):
+        for part, network in zip(posterior.law.laws, networks, strict=True):
             state = network.state_dict()
-            for name, tensor in posterior.law.parts[index].own.as_dict().items():
+            for name, tensor in part.own.as_dict().items():
                 tensor.copy_(state[name])
     return posterior
+
+
+def _mixture(posteriors: Sequence[Posterior]) -> Posterior:
+    """Return the mixture of posteriors, whose laws then share the first one's network."""
+    first = posteriors[0]
+    if any(posterior.statistics is not None for posterior in posteriors):
+        raise ValueError(MemberLaw.NO_STATISTICS)
+    shared = first.plain_network()
+    parts = []
+    for posterior in posteriors:
+        law = copy.deepcopy(posterior.law, {id(posterior.network): shared})
+        rebase(law, _differing(posterior.network, shared))
+        parts.append(law)
+    law = MemberLaw(shared, parts, sources=[_source(posterior) for posterior in posteriors])
+    law.default_draws = sum(posterior.default_draws for posterior in posteriors)
+    made = Posterior(shared, law)
+    inherit(made, first)
+    return made.train(first.training)
+
+
+def _differing(network: nn.Module, shared: nn.Module) -> dict[str, Tensor]:
+    """Return copies of the tensors in which a network differs from another, by name."""
+    other = {**dict(shared.named_parameters()), **dict(shared.named_buffers())}
+    found: dict[str, Tensor] = {}
+    for name, tensor in (*network.named_parameters(), *network.named_buffers()):
+        if not torch.equal(tensor, other[name]):
+            copied = tensor.detach().clone()
+            found[name] = nn.Parameter(copied, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copied
+    return found
+
+
+def _source(posterior: Posterior) -> dict[str, Any]:
+    """Return what a member's law can be built from again, for files."""
+    if posterior.method is not None:
+        made = posterior.method.to_dict()
+    else:
+        made = {"name": posterior.law.name, "version": 1, **posterior.law.config()}
+    return {"law": made, "converted": list(posterior.conversion.converted) if posterior.conversion else []}

@@ -8,13 +8,13 @@ from torch import nn
 
 import bayesify
 from bayesify import SGLD
-from bayesify.laws import BankPosterior
+from bayesify.laws import Posterior
 
 pytest.importorskip("arviz")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
-def bank(correlation: float, shift: float, draws: int = 400) -> BankPosterior:
+def bank(correlation: float, shift: float, draws: int = 400) -> Posterior:
     """Four chains of a linear network's weights: AR(1) series around means that differ by `shift`."""
     made = bayesify.convert(nn.Linear(2, 1).double(), SGLD(chains=4, num_samples=draws), likelihood="regression")
     generator = torch.Generator().manual_seed(0)
@@ -51,7 +51,7 @@ def test_chains_that_stay_apart_are_found():
     assert "split-R-hat" in str(found)
 
 
-def one_chain(drift: float) -> BankPosterior:
+def one_chain(drift: float) -> Posterior:
     made = bayesify.convert(nn.Linear(2, 1).double(), SGLD(num_samples=200), likelihood="regression")
     generator = torch.Generator().manual_seed(0)
     for step in range(200):

@@ -22,7 +22,7 @@ from bayesify import (
     join_banks,
     sample_bank,
 )
-from bayesify.laws import BankPosterior, Key
+from bayesify.laws import Key, Posterior
 from bayesify.methods import Bank
 
 EXACT = {"rtol": 1e-11, "atol": 1e-12}
@@ -34,7 +34,7 @@ def mlp(batch_norm: bool = False) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), *norm, nn.ReLU(), nn.Linear(6, 3)).double().eval()
 
 
-def filled(network: nn.Module, size: int = 12, storage: str | None = None) -> BankPosterior:
+def filled(network: nn.Module, size: int = 12, storage: str | None = None) -> Posterior:
     bank = bayesify.convert(network, Bank(num_samples=size, storage=storage))
     for row in torch.randn(size, bank.samples.shape[1], dtype=torch.float64):
         bank.append(row)
@@ -44,7 +44,7 @@ def filled(network: nn.Module, size: int = 12, storage: str | None = None) -> Ba
 X = torch.randn(5, 4, dtype=torch.float64)
 
 
-def plain(bank: BankPosterior, rows: list[int], x: torch.Tensor = X) -> torch.Tensor:
+def plain(bank: Posterior, rows: list[int], x: torch.Tensor = X) -> torch.Tensor:
     """Put each row into a network by hand."""
     network, outputs = mlp(), []
     for row in rows:

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 import bayesify
 from bayesify import Bernoulli, Categorical, Gaussian, Laplace, measure
-from bayesify.laws import GaussianPosterior
+from bayesify.laws import GaussianLaw
 from bayesify.laws.laplace import Residuals, Spectrum, choose, log_evidence
 from tests.curvature.naive import full_ggn, output_hessians
 
@@ -357,7 +357,7 @@ def test_the_evidence_of_a_diagonal():
     network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
     x, y = _double(ROWS, 3), torch.arange(ROWS) % 3
     posterior = fit(bayesify.convert(network, Laplace(structure="diagonal", prior_precision=0.5)), x, y)
-    assert isinstance(posterior, GaussianPosterior)
+    assert isinstance(posterior.law, GaussianLaw)
     expected = -nn.functional.cross_entropy(network(x), y, reduction="sum").item()
     for name, h in posterior.curvature.as_dict().items():
         mode = network.get_parameter(name).detach()

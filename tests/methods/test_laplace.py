@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from bayesify import Custom, Laplace
-from bayesify.laws import GaussianPosterior
+from bayesify.laws import GaussianLaw
 from bayesify.layers import _gradients
 from bayesify.methods.laplace_survey import LaplaceSurvey
 
@@ -103,7 +103,7 @@ def test_a_finished_run_is_not_made_again(tmp_path: Path, monkeypatch):
 
 def test_a_diagonal_is_a_gaussian_posterior_with_what_that_can_do():
     posterior = fitted(Laplace(structure="diagonal", prior_precision=2.0))
-    assert isinstance(posterior, GaussianPosterior)
+    assert isinstance(posterior.law, GaussianLaw)
     stds = {name: (h + 2.0).rsqrt() for name, h in posterior.curvature.as_dict().items()}
     for name, std in stds.items():
         assert_close(posterior.log_std.as_dict()[name].exp(), std)

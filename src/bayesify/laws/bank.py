@@ -188,14 +188,16 @@ class BankLaw(Law):
     def patch(self, p: Pass) -> Patch:
         """Return the weights of a sample, or the mean's; the network's own as long as there are none."""
         if len(self) == 0:
-            return Patch()
+            return Patch(self.own.as_dict())
         if p.kind == "mean" and isinstance(p.part, int) and len(self.counts) > 1:
-            return Patch(self.codec.split(self.samples[self.chain_rows()[p.part]].to(self._dtype()).mean(0)))
-        if p.kind == "mean":
-            return Patch(self.codec.split(self.average()))
-        if not p.keys:
-            p.keys = (self.keys(1, int(torch.randint(2**31, ())))[0],)
-        return Patch(self.codec.split(self._row(self.row_of(p.key))))
+            weights = self.samples[self.chain_rows()[p.part]].to(self._dtype()).mean(0)
+        elif p.kind == "mean":
+            weights = self.average()
+        else:
+            if not p.keys:
+                p.keys = (self.keys(1, int(torch.randint(2**31, ())))[0],)
+            weights = self._row(self.row_of(p.key))
+        return Patch({**self.own.as_dict(), **self.codec.split(weights)})
 
     def statistics_row(self, p: Pass) -> int | None:
         """Return the row of the statistics; the network's own as long as there are no samples."""

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from bayesify._core.random import Key, shuffled
-from bayesify.laws.law import Component, Law, check_count
+from bayesify.laws.law import Component, Law, check_count, register_law
 from bayesify.laws.passes import Arranged, Kind, Pass, Patch, Refusal
-from bayesify.laws.tensors import batch_norms
+from bayesify.laws.tensors import TensorTree, batch_norms
 from bayesify.laws.trace import Trace
 from bayesify.likelihoods import Likelihood
 
-__all__ = ["MemberLaw"]
+__all__ = ["MemberLaw", "rebase"]
 
 
+@register_law
 class MemberLaw(Law):
     """A mixture of laws of one network, q = (1/M) sum_m q_m.
 
@@ -28,25 +29,33 @@ class MemberLaw(Law):
     Args:
         network: The network that all of them are about.
         parts: A law for each member.
+        sources: What each can be built from again, for files of mixtures that no method builds.
     """
 
     name = "members"
+    settings: ClassVar[dict[str, Any]] = {"parts": list}
+    NO_STATISTICS = (
+        "Members whose draws have batch-normalisation statistics of their own (SWAG, SGLD, APD) cannot share a network "
+        "with others. Join their samples instead: join_banks([sample_bank(one, n), ...])."
+    )
 
-    def __init__(self, network: nn.Module, parts: Sequence[Law]) -> None:
+    def __init__(self, network: nn.Module, parts: Sequence[Law], sources: Sequence[dict[str, Any]] = ()) -> None:
         super().__init__(network)
+        self.sources = list(sources)
         self.parts = nn.ModuleList(parts)
-        finite = [part.functions for part in parts]
-        self.functions = None if None in finite else sum(filter(None, finite))
         self.default_draws = self.functions or 3 * len(parts)
         self.first_order = all(part.first_order for part in parts)
         kinds: frozenset[Kind] = frozenset()
         self.traced = kinds.union(*(part.traced for part in parts))
         self.keep_statistics = any(part.keep_statistics for part in parts)
         if any(part.statistics_rows and batch_norms(network) for part in parts):
-            raise ValueError(
-                "Members whose draws have batch-normalisation statistics of their own (SWAG, SGLD, APD) cannot share a "
-                "network with others. Join their samples instead: join_banks([sample_bank(one, n), ...])."
-            )
+            raise ValueError(self.NO_STATISTICS)
+
+    @property
+    def functions(self) -> int | None:  # type: ignore[override]
+        """How many different functions the members have together; None for no end of them."""
+        finite = [part.functions for part in self.laws]
+        return None if None in finite else sum(filter(None, finite))
 
     def part(self, index: int) -> Law:
         """Return the law of a member."""
@@ -157,6 +166,19 @@ class MemberLaw(Law):
             prefix = f"parts.{index}."
             part.make_room({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
 
+    def config(self) -> dict[str, Any]:
+        """Return what the members can be built from again."""
+        return {"parts": self.sources}
+
     def described(self) -> str:
         """Return what the law is called in sentences."""
         return f"A mixture of {len(self.parts)} members"
+
+
+def rebase(law: Law, own: Mapping[str, Tensor]) -> None:
+    """Give a law tensors that take the places of its network's own, beneath those that it has already."""
+    if isinstance(law, MemberLaw):
+        for part in law.laws:
+            rebase(part, own)
+    else:
+        law.own = TensorTree({**own, **law.own.as_dict()})

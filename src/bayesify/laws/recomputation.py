@@ -78,6 +78,15 @@ class _Hook:
         self.inside, self.again = inside, again
         self.muted: list[nn.Module] = []
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Hook:
+        """Return one that does nothing: a copy of the network is not this posterior's."""
+        copied = memo[id(self)] = _Hook(_inside, _nothing)
+        return copied
+
+    def __reduce__(self) -> tuple[type[_Hook], tuple[Any, ...]]:
+        """Pickle as one that does nothing."""
+        return (_Hook, (_inside, _nothing))
+
     def __call__(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if not in_backward() or self.inside():
             return None
@@ -95,6 +104,14 @@ class _Hook:
         if layer in self.muted:
             self.muted.remove(layer)
             layer.training = True
+
+
+def _inside() -> bool:
+    return True
+
+
+def _nothing(layer: nn.Module, args: tuple[Any, ...]) -> None:
+    del layer, args
 
 
 def in_backward() -> bool:

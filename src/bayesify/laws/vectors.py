@@ -55,10 +55,13 @@ class VectorLaw(Law):
     def patch(self, p: Pass) -> Patch:
         """Return the weights; a fresh pass takes a draw at random."""
         if p.kind == "mean":
-            return Patch(self.codec.split(self.centre()))
+            return self._placed(self.centre())
         if not p.keys:
             p.keys = (self.keys(1, int(torch.randint(2**31, ())))[0],)
-        return Patch(self.codec.split(self.sample(p.key)))
+        return self._placed(self.sample(p.key))
+
+    def _placed(self, weights: Tensor) -> Patch:
+        return Patch({**self.own.as_dict(), **self.codec.split(weights)})
 
     def row_weights(self, row: int) -> dict[str, Tensor]:
         """Return the weights that a row of the statistics belongs to."""

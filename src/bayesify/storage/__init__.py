@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from bayesify._core.files import FileError, check_values, digest, fingerprint
 from bayesify._core.values import fits, misfits
 from bayesify.conversion import build
-from bayesify.laws import Law, Posterior, law_class, require_posterior
+from bayesify.laws import Law, MemberLaw, Posterior, law_class, require_posterior
+from bayesify.laws.members import rebase
 from bayesify.likelihoods import Likelihood, likelihood_from_dict
 from bayesify.methods import method_from_dict, methods
 from bayesify.selection import Conversion, ConversionRow, Selection, select_parameters
@@ -235,6 +236,7 @@ class _Made:
 
     kind: type[Law]
     settings: dict[str, Any]
+    where: str
 
     @property
     def name(self) -> str:
@@ -242,7 +244,16 @@ class _Made:
 
     def build(self, network: nn.Module, selection: Selection) -> tuple[Law, Conversion]:
         names, table = select_parameters(network, selection, how="")
+        if self.kind is MemberLaw:
+            parts = [self._part(network, part) for part in self.settings["parts"]]
+            return MemberLaw(network, parts, sources=self.settings["parts"]), table
         return self.kind.build(network, {**self.settings, "names": self.settings["names"] or names}), table
+
+    def _part(self, network: nn.Module, source: Any) -> Law:
+        if not (fits(source, dict) and fits(source.get("law"), dict) and fits(source.get("converted"), list[str])):
+            raise FileError(f"{self.where} has a member that cannot be: {source!r}. Save it again.")
+        law: Law = _maker(source["law"], self.where).build(network, Selection.exactly(source["converted"]))[0]
+        return law
 
     def state(self, posterior: Posterior) -> None:
         del posterior
@@ -259,7 +270,7 @@ def _maker(values: dict[str, Any], where: str) -> Any:
     wrong = [key for key, type_ in kind.settings.items() if not fits(values.get(key), type_)]
     if wrong:
         raise FileError(f"{where} has settings of {name!r} that are missing or cannot be: {wrong}. Save it again.")
-    return _Made(kind, {key: values[key] for key in kind.settings})
+    return _Made(kind, {key: values[key] for key in kind.settings}, where)
 
 
 def _rebuild(config: dict[str, Any], tensors: Mapping[str, Tensor], network: nn.Module, folder: Path) -> Posterior:
@@ -275,7 +286,7 @@ def _rebuild(config: dict[str, Any], tensors: Mapping[str, Tensor], network: nn.
     likelihood = likelihood_from_dict(config["likelihood"])
     if not 1 <= config["default_samples"] < 2**31:
         raise FileError(f"{where} has default_samples={config['default_samples']}, which cannot be. Save it again.")
-    random = maker.settings["names"] if isinstance(maker, _Made) else ()
+    random = maker.settings.get("names", ()) if isinstance(maker, _Made) else ()
     _check_modules(conversion.converted, config["frozen"], random, network, folder)
     try:
         posterior = build(
@@ -292,11 +303,24 @@ def _rebuild(config: dict[str, Any], tensors: Mapping[str, Tensor], network: nn.
             f"{where} describes a posterior of {maker.name!r} that the network given cannot have "
             f"({type(error).__name__}: {error}): it is another architecture, or the file is damaged."
         ) from error
+    if isinstance(maker, _Made) and isinstance(posterior.law, MemberLaw):
+        _give_own(posterior.law, shapes)
     posterior.method = None if isinstance(maker, _Made) else maker
     posterior.conversion = conversion
     posterior.output_key = config["output_key"]
     posterior.default_draws = config["default_samples"]
     return posterior
+
+
+def _give_own(law: MemberLaw, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Make room for the tensors in which members differ from the shared network."""
+    state = {**dict(law.network.named_parameters()), **dict(law.network.named_buffers())}
+    for index, part in enumerate(law.laws):
+        prefix = f"members.{index}."
+        names = [name.removeprefix(prefix) for name in shapes if name.startswith(prefix)]
+        own = {name: state[name].detach().clone() for name in names if name in state and name not in part.own.as_dict()}
+        kinds = {name: nn.Parameter(t) if isinstance(state[name], nn.Parameter) else t for name, t in own.items()}
+        rebase(part, kinds)
 
 
 def _read_conversion(rows: list[Any], folder: Path) -> Conversion:

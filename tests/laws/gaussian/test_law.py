@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from bayesify import MAP
-from bayesify.laws import GaussianPosterior
+from bayesify.laws import GaussianLaw, Posterior
 
 BOUND = 4.9
 
 
-def _posterior(network: nn.Module, noise: str, log_std: float = -1.0) -> GaussianPosterior:
+def _posterior(network: nn.Module, noise: str, log_std: float = -1.0) -> Posterior:
     torch.manual_seed(1)
     stds = {name: nn.Parameter(log_std + torch.rand_like(p)) for name, p in network.named_parameters()}
-    return GaussianPosterior(network, MAP(), log_stds=stds, noise=noise)
+    return Posterior(network, GaussianLaw(network, log_stds=stds, estimator=noise), method=MAP())
 
 
 @pytest.mark.parametrize("noise", ["exemplar", "local", "flipout"])
@@ -53,7 +53,7 @@ def test_positions_of_a_map_share_a_weight(noise: str):
     assert not torch.isclose(y[0, :, 0, 0], posterior(x)[0, :, 0, 0]).any()
 
 
-def _gradients(posterior: GaussianPosterior, x: Tensor, target: Tensor, repeats: int) -> Tensor:
+def _gradients(posterior: Posterior, x: Tensor, target: Tensor, repeats: int) -> Tensor:
     """Return gradients of a mean squared error with respect to all parameters, (repeats, P)."""
     torch.manual_seed(2)
     found = []

@@ -10,15 +10,15 @@ from torch.testing import assert_close
 
 import bayesify
 from bayesify import MAP, BayesAdapter
-from bayesify.laws import GaussianPosterior
+from bayesify.laws import GaussianLaw, Posterior
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 
 
-def _posterior(network: nn.Module, *, low: float = -2.0, noise: str = "exemplar", **options) -> GaussianPosterior:
+def _posterior(network: nn.Module, *, low: float = -2.0, noise: str = "exemplar", **options) -> Posterior:
     torch.manual_seed(1)
     stds = {name: nn.Parameter(low + torch.rand_like(p)) for name, p in network.named_parameters()}
-    return GaussianPosterior(network, MAP(), log_stds=stds, noise=noise, **options)
+    return Posterior(network, GaussianLaw(network, log_stds=stds, estimator=noise, **options), method=MAP())
 
 
 def _mlp() -> nn.Module:
@@ -48,7 +48,7 @@ def test_kl_is_zero_with_zero_gradient_at_the_prior():
     for p in network.parameters():
         nn.init.zeros_(p)
     stds = {name: nn.Parameter(torch.full_like(p, math.log(0.3))) for name, p in network.named_parameters()}
-    posterior = GaussianPosterior(network, MAP(), log_stds=stds)
+    posterior = Posterior(network, GaussianLaw(network, log_stds=stds), method=MAP())
     kl = posterior.kl(0.3)
     kl.backward()
     assert_close(kl, torch.zeros_like(kl), rtol=0, atol=1e-12)
@@ -79,7 +79,7 @@ def test_what_has_no_width_is_not_random_and_has_no_part_in_the_kl():
 def test_bad_shapes_and_priors_get_a_sentence():
     network = _mlp()
     with pytest.raises(ValueError, match=r"'0\.weight' have the shape"):
-        GaussianPosterior(network, MAP(), log_stds={"0.weight": torch.zeros(3, 4)})
+        GaussianLaw(network, log_stds={"0.weight": torch.zeros(3, 4)})
     with pytest.raises(ValueError, match="prior_std must be positive"):
         _posterior(network).kl(0.0)
 

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from bayesify import SWAG, DeepEnsemble, distill, sample_bank
-from bayesify.laws import BankPosterior
+from bayesify.laws import Posterior
 from bayesify.methods import Bank
 from bayesify.methods.distillation import agreement
 
@@ -24,7 +24,7 @@ def mlp(batch_norm: bool = False) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), *norm, nn.ReLU(), nn.Linear(6, 3)).eval()
 
 
-def bank(size: int = 40) -> BankPosterior:
+def bank(size: int = 40) -> Posterior:
     """Two groups of networks, each with noise of rank two and a little of its own."""
     made = bayesify.convert(mlp(), Bank(num_samples=size))
     torch.manual_seed(1)
