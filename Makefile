@@ -21,9 +21,10 @@ test: lint types pytest ## Run every check
 test-quick: lint types ## Run every check but the tests that take long
 	$(PYTEST) -m 'not slow'
 
-lint: $(READY) ## Check style and formatting
+lint: $(READY) ## Check style, formatting and which folder imports which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
 
 types: $(READY) ## Check types
 	$(BIN)/mypy
@@ -36,7 +37,7 @@ format: $(READY) ## Fix style and formatting where that is safe
 	$(BIN)/ruff format .
 
 clean: ## Remove the environment, caches and build products
-	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torchvision and timm serve tests of architectures only. --no-deps, because the tests need none

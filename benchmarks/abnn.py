@@ -46,13 +46,13 @@ def abnn_step(network: nn.Module, method: ABNN, x: Tensor, y: Tensor) -> Callabl
     """Return a training step of one member."""
     posterior = bayesify.convert(network, method).train()
     stage = method.stages(posterior)[0]
-    optimiser = torch.optim.SGD(stage.groups, lr=1e-4, momentum=0.9, nesterov=True, weight_decay=5e-4)
+    optimizer = torch.optim.SGD(stage.groups, lr=1e-4, momentum=0.9, nesterov=True, weight_decay=5e-4)
 
     def step() -> None:
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         with stage.context():
             posterior.loss((x, y), num_data=50_000).total.backward()
-        optimiser.step()
+        optimizer.step()
 
     return step
 
@@ -64,7 +64,7 @@ def predictions(network: nn.Module, x: Tensor, draws: int) -> dict[str, Callable
         posterior = bayesify.convert(network, method)
 
         def run(posterior: bayesify.Posterior = posterior) -> None:
-            bayesify.predict(posterior, x, num_samples=draws, seed=0)
+            bayesify.predict(posterior, x, num_draws=draws, seed=0)
 
         functions[name] = run
     return functions

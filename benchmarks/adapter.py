@@ -38,15 +38,15 @@ def mlp() -> nn.Module:
 
 def random_step(network: nn.Module, x: Tensor, y: Tensor, kind: str) -> Callable[[], None]:
     """Return a step of BayesAdapter."""
-    method = bayesify.BayesAdapter(noise=kind, lr=1e-4, log_std_lr=1e-4, prior_gradient="built-in")
+    method = bayesify.BayesAdapter(estimator=kind, lr=1e-4, log_std_lr=1e-4, prior_gradient="built-in")
     posterior = bayesify.convert(network, method).train()
-    optimiser = method.make_optimiser(method.stages(posterior)[0].groups)
-    method.prepare_optimiser(posterior, optimiser, 50_000)
+    optimizer = method.make_optimizer(method.stages(posterior)[0].groups)
+    method.prepare_optimizer(posterior, optimizer, 50_000)
 
     def step() -> None:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         posterior.loss((x, y), num_data=50_000).total.backward()
-        optimiser.step()
+        optimizer.step()
 
     return step
 
@@ -91,7 +91,7 @@ def prediction_ratios(repeats: int, draws: int = 20) -> dict[str, float]:
 
     def ours(include: list[str] | None) -> Callable[[], None]:
         posterior = bayesify.convert(network, bayesify.BayesAdapter(), include=include)
-        return lambda: bayesify.predict(posterior, x, num_samples=draws, seed=0) and None
+        return lambda: bayesify.predict(posterior, x, num_draws=draws, seed=0) and None
 
     found = {"ours": ours(None)}
     for label, (converted, _) in gaussian_networks(network).items():

@@ -38,12 +38,12 @@ PAPER = {"LeNet": 23, "VGG-16": 5251, "ResNet-50": None, "WRN-28-10": 9475}
 def ibnn_step(method: IBNN, x: Tensor, y: Tensor) -> Callable[[], None]:
     """Return a training step of the posterior."""
     posterior = bayesify.convert(CifarResNet(3).train(), method)
-    optimiser = method.make_optimiser(method.stages(posterior)[0].groups)
+    optimizer = method.make_optimizer(method.stages(posterior)[0].groups)
 
     def step() -> None:
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         posterior.loss((x, y), num_data=50_000).total.backward()
-        optimiser.step()
+        optimizer.step()
 
     return step
 
@@ -54,7 +54,7 @@ def predictions(x: Tensor, draws: int) -> dict[str, Callable[[], None]]:
     posterior = bayesify.convert(network, IBNN())
     return {
         "plain pass": torch.no_grad()(lambda: network(x)),
-        f"{draws} draws": lambda: bayesify.predict(posterior, x, num_samples=draws, seed=0),
+        f"{draws} draws": lambda: bayesify.predict(posterior, x, num_draws=draws, seed=0),
         "the mean": lambda: bayesify.predict(posterior, x, how="mean"),
     }
 
@@ -76,7 +76,7 @@ def memory(x: Tensor) -> dict[str, float]:
     """Return the peak memory of predictions over that of one draw."""
     posterior = bayesify.convert(CifarResNet(3).eval(), IBNN())
     peaks = {
-        f"{draws} draws": peak_bytes(lambda draws=draws: bayesify.predict(posterior, x, num_samples=draws, seed=0))
+        f"{draws} draws": peak_bytes(lambda draws=draws: bayesify.predict(posterior, x, num_draws=draws, seed=0))
         for draws in (1, 20)
     }
     return {name: round(value / peaks["1 draws"], 3) for name, value in peaks.items()}

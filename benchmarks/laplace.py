@@ -28,16 +28,16 @@ RESULTS = Path(__file__).parent / "results" / "laplace.json"
 FITS = {
     "last layer": Laplace(),
     "diagonal, exact": Laplace(structure="diagonal"),
-    "diagonal, one drawn label": Laplace(structure="diagonal", samples=1),
+    "diagonal, one drawn label": Laplace(structure="diagonal", mc_labels=1),
     "diagonal, empirical Fisher": Laplace(structure="diagonal", curvature="fisher"),
     "kronecker, exact": Laplace(structure="kronecker"),
-    "kronecker, one drawn label": Laplace(structure="kronecker", samples=1),
+    "kronecker, one drawn label": Laplace(structure="kronecker", mc_labels=1),
 }
 PREDICTIONS: dict[str, dict[str, Any]] = {
     "mean network": {"how": "mean"},
     "closed form": {"how": "closed-form"},
-    "closed form, 20 draws of logits": {"how": "closed-form", "num_samples": 20},
-    "20 draws of the last layer's weights": {"how": "sampling", "num_samples": 20},
+    "closed form, 20 draws of logits": {"how": "closed-form", "num_draws": 20},
+    "20 draws of the last layer's weights": {"how": "sampling", "num_draws": 20},
 }
 
 

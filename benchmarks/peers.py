@@ -83,14 +83,14 @@ def peer_step(
     network: nn.Module, divergence: Divergence, x: Tensor, y: Tensor, num_data: int = 50_000
 ) -> Callable[[], None]:
     """Return a step of mean NLL + KL/n."""
-    optimiser = torch.optim.SGD(network.parameters(), lr=1e-4, momentum=0.9, nesterov=True)
+    optimizer = torch.optim.SGD(network.parameters(), lr=1e-4, momentum=0.9, nesterov=True)
     network.train()
 
     def step() -> None:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = cross_entropy(network(x), y)
         (loss + divergence(network) / num_data).backward()
-        optimiser.step()
+        optimizer.step()
 
     return step
 

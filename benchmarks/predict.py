@@ -49,7 +49,7 @@ def ratio(network: nn.Module, posterior: bayesify.Posterior, inputs: Tensor, dra
             network(inputs)
 
     def predicted() -> None:
-        bayesify.predict(posterior, inputs, num_samples=draws, seed=0)
+        bayesify.predict(posterior, inputs, num_draws=draws, seed=0)
 
     plain(), predicted()
     pairs = [(seconds(plain) / plain_passes, seconds(predicted)) for _ in range(repeats)]

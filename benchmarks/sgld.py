@@ -75,7 +75,7 @@ def steps(sizes: tuple[int, ...], repeats: int) -> dict[str, float]:
 
     functions: dict[str, Callable[[], object]] = {"SGD": plain_step, "a minimal SGLD loop": minimal_step}
     for kind in ("sgld", "sghmc", "psgld"):
-        functions[kind] = sampler_step(mlp(*sizes), bayesify.SGLD(kind=kind, num_samples=2), x, y)
+        functions[kind] = sampler_step(mlp(*sizes), bayesify.SGLD(kind=kind, samples_per_chain=2), x, y)
     functions |= posteriors_library(mlp(*sizes), x, y)
     return medians({name: repeated(function, 10) for name, function in functions.items()}, repeats)
 
@@ -83,8 +83,8 @@ def steps(sizes: tuple[int, ...], repeats: int) -> dict[str, float]:
 def chains(sizes: tuple[int, ...], repeats: int) -> dict[str, float]:
     """Return the time of a step of four chains together, over four steps of one."""
     x, y = torch.randn(100, sizes[0]), torch.randint(sizes[-1], (100,))
-    one = sampler_step(mlp(*sizes), bayesify.SGLD(num_samples=2), x, y)
-    four = sampler_step(mlp(*sizes), bayesify.SGLD(num_samples=2, chains=4, together=True), x, y)
+    one = sampler_step(mlp(*sizes), bayesify.SGLD(samples_per_chain=2), x, y)
+    four = sampler_step(mlp(*sizes), bayesify.SGLD(samples_per_chain=2, chains=4, together=True), x, y)
     found = medians({"one after another": repeated(one, 40), "together": repeated(four, 10)}, repeats)
     return {"-".join(map(str, sizes)) + ", together": found["together"]}
 
@@ -93,14 +93,14 @@ def sampler_step(network: nn.Module, method: bayesify.SGLD, x: Tensor, y: Tensor
     """Return a step of the first stage."""
     posterior = bayesify.convert(network, method)
     stage = method.stages(posterior)[0]
-    optimiser = method.make_optimiser(stage.groups)
-    method.prepare_optimiser(posterior, optimiser, N)
+    optimizer = method.make_optimizer(stage.groups)
+    method.prepare_optimizer(posterior, optimizer, N)
 
     def step() -> None:
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         with stage.context():
             posterior.loss((x, y), num_data=N).total.backward()
-        optimiser.step()
+        optimizer.step()
 
     return step
 
@@ -132,7 +132,7 @@ def predictions(repeats: int, draws: int) -> dict[str, float]:
     found = {}
     for sizes in ((2, 10, 10, 2), (64, 100, 10), (784, 100, 10)):
         network = mlp(*sizes).eval()
-        bank = bayesify.convert(network, Bank(num_samples=draws))
+        bank = bayesify.convert(network, Bank(bank_size=draws))
         for row in 0.1 * torch.randn(draws, bank.samples.shape[1]):
             bank.append(row)
         for rows in (1, 10, 100, 1000):
@@ -144,7 +144,7 @@ def predictions(repeats: int, draws: int) -> dict[str, float]:
                         network(x)
 
             def predict(bank: bayesify.Posterior = bank, x: Tensor = x) -> None:
-                bayesify.predict(bank, x, num_samples=draws, seed=0)
+                bayesify.predict(bank, x, num_draws=draws, seed=0)
 
             times = medians({"plain": plain, "bank": predict}, repeats)
             found["-".join(map(str, sizes)) + f", batch {rows}"] = times["bank"]

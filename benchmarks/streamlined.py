@@ -59,12 +59,12 @@ def mlp(arguments: argparse.Namespace) -> dict[str, tuple[nn.Module, GaussianPos
     network = nn.Sequential(
         nn.Linear(784, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 10)
     )  # fmt: skip
-    optimiser = torch.optim.Adam(network.parameters(), 1e-3)
+    optimizer = torch.optim.Adam(network.parameters(), 1e-3)
     for _ in range(3):
         for inputs, targets in zip(torch.split(x, 128), torch.split(y, 128), strict=True):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             cross_entropy(network(inputs), targets).backward()
-            optimiser.step()
+            optimizer.step()
     inputs = test.inputs[: arguments.examples].float().flatten(1)
     return {"MLP, all layers": (network.eval(), noisy(network, arguments, lambda _: True), inputs)}
 
@@ -168,7 +168,7 @@ def rows_of(
         add(name, once if slow else cost(plain, function, arguments.repeats), spread, None)
     for number in (4, 20, 100):
         if number * 2 <= arguments.draws:
-            made = partial(bayesify.predict, posterior, inputs, num_samples=number, seed=0)
+            made = partial(bayesify.predict, posterior, inputs, num_draws=number, seed=0)
             few = samples[:number]
             taken = cost(plain, made, arguments.repeats if number < 100 else 1)
             add(f"{number} draws", taken, few.var(0).sum(-1), information(few), start=number)

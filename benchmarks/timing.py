@@ -18,13 +18,13 @@ __all__ = ["keep", "medians", "plain_step", "seconds"]
 
 def plain_step(network: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
     """Return a step of plain training."""
-    optimiser = torch.optim.SGD(network.parameters(), lr=1e-4, momentum=0.9, nesterov=True, weight_decay=5e-4)
+    optimizer = torch.optim.SGD(network.parameters(), lr=1e-4, momentum=0.9, nesterov=True, weight_decay=5e-4)
     network.train()
 
     def step() -> None:
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         cross_entropy(network(x), y).backward()
-        optimiser.step()
+        optimizer.step()
 
     return step
 

@@ -1,11 +1,11 @@
 """ABNN on the pretrained CIFAR-10 ResNets, beside the baselines, with ablations.
 
-`BAYESIFY_DATA=... python -m experiments.abnn_cifar` fine-tunes three members for each of three seeds on 10,000 training
-images, and measures them on the last 8,000 test images and on clothes and letters. `--part tuning` compares settings on
-the validation images alone; `--part ablations` changes one setting at a time, for one seed and epoch; `--part study`
-asks what members and noise bring apart. Rows go to `experiments/results/abnn_cifar_*.json`; a run that was stopped goes
-on from the rows there and from its checkpoints in `--work`, and several processes may share the work. Six minutes of
-one core for each ABNN row of ResNet-20, twice that for ResNet-44.
+`BAYESIFY_DATA=... python -m experiments.abnn_cifar` fine-tunes three members for each of three seeds on 10,000
+training images, and measures them on the last 8,000 test images, on Fashion-MNIST and on notMNIST. `--part tuning`
+compares settings on the validation images alone; `--part ablations` changes one setting at a time, for one seed and
+epoch; `--part study` asks what members and noise bring apart. Rows go to `experiments/results/abnn_cifar_*.json`; a
+run that was stopped goes on from the rows there and from its checkpoints in `--work`, and several processes may share
+the work. Six minutes of one core for each ABNN row of ResNet-20, twice that for ResNet-44.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import bayesify
 from bayesify import ABNN
 from bayesify.fitting import NonFiniteError
 from bayesify.laws import NormNoise
-from experiments.cifar import foreign_loaders, loaders
+from experiments.cifar import loaders, ood_loaders
 from experiments.networks import pretrained
 from experiments.rows import Rows
 from experiments.scoring import calibrated, scored
@@ -86,11 +86,11 @@ class Run:
         self.work = work
         self.train, self.val, self.test = loaders(images=images)
         self.grey = loaders(images=images, grey=True)[0]
-        self.foreign = foreign_loaders(32 if trial else 1000)
-        self.short = DataLoader(Subset(self.test.dataset, range(2000)), 256), foreign_loaders(500)
+        self.ood = ood_loaders(32 if trial else 1000)
+        self.short = DataLoader(Subset(self.test.dataset, range(2000)), 256), ood_loaders(500)
         if trial:
             self.val, self.test = (DataLoader(Subset(x.dataset, range(32)), 32) for x in (self.val, self.test))
-            self.short = self.test, self.foreign
+            self.short = self.test, self.ood
 
     def network(self) -> nn.Module:
         """Return the pretrained network, in the memory format that is faster on most processors."""
@@ -118,7 +118,7 @@ class Run:
         row["parameters learned"] = sum(p.numel() for p in posterior.parameters() if p.requires_grad)
         if part == "tuning":
             return {**row, **scored(posterior, self.val, None, seed=seed)}
-        sets = (self.test, self.foreign) if part == "main" else self.short
+        sets = (self.test, self.ood) if part == "main" else self.short
         return {**row, **scored(posterior, self.val, *sets, seed=seed)}
 
 
@@ -133,14 +133,14 @@ def study(run: Run, rows: Rows) -> None:
     ):
         for layer in layers:
             layer.alpha = posterior.method.alpha if alpha is None else alpha  # type: ignore[attr-defined]
-        rows.row(name, partial(scored, posterior, run.val, None, num_samples=draws))
+        rows.row(name, partial(scored, posterior, run.val, None, num_draws=draws))
     names = ("resnet20", "resnet32", "resnet44")
 
     def apart() -> dict[str, Any]:
         members = [bayesify.convert(pretrained(name), "map") for name in names]
         outputs = []
         for loader in (run.val, run.test):
-            predictions = [bayesify.predict(member, loader, num_samples=1) for member in members]
+            predictions = [bayesify.predict(member, loader, num_draws=1) for member in members]
             labels = torch.cat([y for _, y in loader])
             outputs.append((torch.stack([prediction.log_probs for prediction in predictions]), labels))
         return calibrated(*outputs)

@@ -22,7 +22,7 @@ from experiments.scoring import scored
 
 DRAWS = 9
 
-OURS = ABNN(epochs=1, optimiser="adam", lr=1e-3, weight_decay=0.0)
+OURS = ABNN(epochs=1, optimizer="adam", lr=1e-3, weight_decay=0.0)
 TUNING: dict[str, bayesify.Method] = {
     f"alpha={alpha}, lr={lr}": dataclasses.replace(OURS, alpha=alpha, lr=lr)
     for alpha, lr in ((0.1, 1e-3), (0.05, 1e-3), (0.02, 1e-3))
@@ -47,10 +47,10 @@ def measured(
     began = time.perf_counter()
     bayesify.fit(posterior, data.train, checkpoint=folder, seed=seed, progress=False, accuracy_tolerance=1.0)
     row: dict[str, Any] = {"seed": seed, "fit seconds": round(time.perf_counter() - began, 1)}
-    foreign = {"out of scope": data.outside}
+    ood = {"out of scope": data.outside}
     if tuning:
-        return {**row, **scored(posterior, data.val, None, num_samples=DRAWS, seed=seed)}
-    return {**row, **scored(posterior, data.val, data.test, foreign, num_samples=DRAWS, seed=seed)}
+        return {**row, **scored(posterior, data.val, None, num_draws=DRAWS, seed=seed)}
+    return {**row, **scored(posterior, data.val, data.test, ood, num_draws=DRAWS, seed=seed)}
 
 
 if __name__ == "__main__":

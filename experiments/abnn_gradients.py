@@ -38,7 +38,7 @@ def spread(posterior: Posterior, x: Tensor, draws: int = 20) -> float:
 
 def scaled(network: nn.Module, share: float, noise: str) -> Posterior:
     """Return Gaussian weights whose standard deviation is a share of each tensor's root mean square."""
-    posterior = bayesify.convert(network, BayesAdapter(noise=noise))  # type: ignore[arg-type]
+    posterior = bayesify.convert(network, BayesAdapter(estimator=noise))  # type: ignore[arg-type]
     parameters = dict(posterior.network.named_parameters())
     for name, log_std in posterior.log_std.as_dict().items():
         log_std.data.fill_(math.log(share * float(parameters[name].detach().square().mean().sqrt()) + 1e-12))
@@ -106,7 +106,7 @@ def main() -> None:
         "mean-field VI, same spread, one draw for the batch": of_weights(scaled(network, share, "shared")),
         "mean-field VI, same spread, a draw for each example": of_weights(scaled(network, share, "exemplar")),
         f"mean-field VI, {start[0]:.4f} to {start[1]:.4f}, one draw for the batch": of_weights(
-            bayesify.convert(network, BayesAdapter(noise="shared")).eval()
+            bayesify.convert(network, BayesAdapter(estimator="shared")).eval()
         ),
     }
     for name, gradient in kinds.items():

@@ -52,7 +52,7 @@ def efficientnet() -> tuple[nn.Module, Any]:
 def compared(network: nn.Module, inputs: Any) -> dict[str, Any]:
     """Return whether outputs are the same, bit for bit, and how far noise moves them."""
     network.eval()
-    posterior = bayesify.convert(network, ABNN(members=1, samples=1, alpha=0.0))
+    posterior = bayesify.convert(network, ABNN(members=1, draws_per_member=1, alpha=0.0))
     noisy = bayesify.convert(network, ABNN(members=1, alpha=0.1))
     converted = posterior.conversion.converted
     with torch.no_grad():

@@ -1,8 +1,8 @@
 """ABNN on a U-Net: maps of uncertainty, and anomalies found pixel by pixel.
 
-`BAYESIFY_DATA=... python -m experiments.abnn_segmentation` trains a U-Net on clothes on photographs
-(`experiments/scenes.py`), makes it Bayesian, prints mIoU, NLL, pixel-wise ECE and how well anomalous pixels (digits
-and letters that lie in the scene) are told from the others, and draws the maps.
+`BAYESIFY_DATA=... python -m experiments.abnn_segmentation` trains a U-Net on Fashion-MNIST items on photographs of
+CIFAR-10 (`experiments/scenes.py`), makes it Bayesian, prints mIoU, NLL, pixel-wise ECE and how well anomalous pixels
+(digits and notMNIST letters that lie in the scene) are told from the others, and draws the maps.
 Results go to `experiments/results/abnn_segmentation.json` and `.png`. Letters are the reported anomalies; digits may
 be looked at while settings are chosen.
 """
@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bayesify
 from bayesify import ABNN, measure
 from experiments.rows import Rows
-from experiments.scenes import CLASSES, FOREIGN, Scenes, make_scenes
+from experiments.scenes import CLASSES, OOD, Scenes, make_scenes
 
 RESULTS = Path(__file__).parent / "results"
 COMMAND = "python -m experiments.abnn_segmentation"
@@ -83,7 +83,7 @@ def miou(labels: Tensor, predicted: Tensor) -> float:
     >>> miou(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]))
     0.5
     """
-    counted = labels != FOREIGN
+    counted = labels != OOD
     labels, predicted = labels[counted], predicted[counted]
     found = []
     for label in range(len(CLASSES)):
@@ -93,7 +93,7 @@ def miou(labels: Tensor, predicted: Tensor) -> float:
     return sum(found) / len(found)
 
 
-def evaluate(posterior: bayesify.Posterior, test: Scenes, foreign: dict[str, Scenes], seed: int) -> dict[str, float]:
+def evaluate(posterior: bayesify.Posterior, test: Scenes, ood: dict[str, Scenes], seed: int) -> dict[str, float]:
     """Return measures over the pixels of the test scenes, and of anomalies against the other pixels of their scenes."""
     prediction = bayesify.predict(posterior, test.images, seed=seed)
     found = {
@@ -102,9 +102,9 @@ def evaluate(posterior: bayesify.Posterior, test: Scenes, foreign: dict[str, Sce
         "nll": measure.nll(prediction.probs, test.labels),
         "ece": measure.ece(prediction.probs, test.labels),
     }
-    for name, scenes in foreign.items():
+    for name, scenes in ood.items():
         prediction = bayesify.predict(posterior, scenes.images, seed=seed)
-        anomaly = scenes.labels == FOREIGN
+        anomaly = scenes.labels == OOD
         for score in ("total", "epistemic"):
             values = prediction.score(score)
             pair = values[~anomaly], values[anomaly]
@@ -122,7 +122,7 @@ def draw(posterior: bayesify.Posterior, rows: list[Scenes], path: Path) -> None:
     prediction = bayesify.predict(posterior, scenes.images, seed=0)
     columns: dict[str, tuple[Tensor, dict[str, Any]]] = {
         "scene": (scenes.images.permute(0, 2, 3, 1), {}),
-        "label (anomaly white)": (scenes.labels.float().where(scenes.labels != FOREIGN, torch.nan), {"cmap": "tab20"}),
+        "label (anomaly white)": (scenes.labels.float().where(scenes.labels != OOD, torch.nan), {"cmap": "tab20"}),
         "prediction": (prediction.label, {"cmap": "tab20"}),
         "aleatoric": (prediction.aleatoric, {"cmap": "magma", "vmin": 0}),
         "epistemic": (prediction.epistemic, {"cmap": "magma", "vmin": 0}),
@@ -160,11 +160,11 @@ def main() -> None:
     arguments = parser.parse_args()
     train = make_scenes("train", arguments.train, seed=0)
     val, test = make_scenes("val", arguments.test, seed=1), make_scenes("test", arguments.test, seed=2)
-    foreign = {name: make_scenes("test", arguments.test, seed=3, foreign=name) for name in ("mnist", "notmnist")}
+    ood = {name: make_scenes("test", arguments.test, seed=3, ood=name) for name in ("mnist", "notmnist")}
     torch.manual_seed(0)
     plain = bayesify.convert(
         UNet().to(memory_format=torch.channels_last),
-        bayesify.MAP(optimiser="adam", lr=3e-3, weight_decay=0.0, schedule="cosine"),
+        bayesify.MAP(optimizer="adam", lr=3e-3, weight_decay=0.0, schedule="cosine"),
     )
     shuffled = loader(train, shuffle=True)
     bayesify.fit(plain, shuffled, epochs=arguments.epochs, checkpoint=arguments.work / "plain", progress=False)
@@ -179,10 +179,10 @@ def main() -> None:
         row: dict[str, Any] = {"seed": seed, "fit seconds": round(time.perf_counter() - began, 1)}
         for kind in ("", ", calibrated"):
             row["validation" + kind] = evaluate(posterior, val, {}, seed)
-            row["test" + kind] = evaluate(posterior, test, foreign, seed)
+            row["test" + kind] = evaluate(posterior, test, ood, seed)
             bayesify.calibrate(posterior, loader(val))
         if name == "abnn" and seed == arguments.seeds[0]:
-            some = [Scenes(s.images[:2], s.labels[:2]) for s in (test, *foreign.values())]
+            some = [Scenes(s.images[:2], s.labels[:2]) for s in (test, *ood.values())]
             draw(posterior, some, arguments.out / "abnn_segmentation.png")
         return row
 

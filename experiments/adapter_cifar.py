@@ -6,7 +6,7 @@ NLL, ECE and AURC beside the plain network's, with and without temperature scali
 
 - `attacks`: average precision of the mutual information (20 draws on both sides) on the first `--attacked` test images
   that are not for validation, against PGD (20 steps of .003 within .031, 20 draws), the same by an attacker who knows
-  the detector, the kinds of foreign images that were trained on, and kinds that were not;
+  the detector, the kinds of OOD images that were trained on, and kinds that were not;
 - `figures`: accuracy by uncertainty, after rejection, and against the number of draws, with a picture;
 - `cost`: training steps as multiples of plain ones, and what is saved against training from scratch;
 - `tuning`: settings of the first compared on the validation images (the first 2,000 test images) alone.
@@ -34,11 +34,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, Subset
 
 import bayesify
-from bayesify import BayesAdapter, UncertaintyRegulariser, measure
-from bayesify.data import ForeignImages, load, mix, noise_in_ball, salt_and_pepper, shuffle_patches
+from bayesify import BayesAdapter, OODRegularizer, measure
+from bayesify.data import OODImages, load, mix, noise_in_ball, salt_and_pepper, shuffle_patches
 from bayesify.decide import disagreement_avoided, pgd
 from bayesify.evaluation.evaluation import right_or_wrong
-from experiments.cifar import foreign_loaders, loaders
+from experiments.cifar import loaders, ood_loaders
 from experiments.networks import cifar_inputs, pretrained
 from experiments.rows import Rows
 from experiments.scoring import scored
@@ -48,13 +48,13 @@ NUM_DATA = 50_000
 RUNS = ("bayes-adapter", "bayes-adapter, supervised")
 # The supervised run: chosen on 200 validation images, since asking for uncertainty takes more and other steps. Draws
 # have to disagree a little from the start, or there is no gradient to go by, and noise, which is the proxy of attacks,
-# has to be most of the foreign images: with as many fakes the posterior learns the fakes alone.
+# has to be most of the OOD images: with as many fakes the posterior learns the fakes alone.
 SUPERVISED: dict[str, Any] = {
-    "epochs": 2, "lr": 1e-3, "start_std": 0.015, "optimiser": "adam", "schedule": "cosine", "log_std_lr": 0.01,
+    "epochs": 2, "lr": 1e-3, "start_std": 0.015, "optimizer": "adam", "schedule": "cosine", "log_std_lr": 0.01,
     "log_std_schedule": "cosine", "statistics": "frozen",
 }  # fmt: skip
-REGULARISER = UncertaintyRegulariser(weight=5.0, threshold=0.45)
-SUPERVISED_IMAGES, SUPERVISED_BATCH, FOREIGN_BATCH, FAKES = 32_000, 32, 40, 0.2
+REGULARIZER = OODRegularizer(weight=5.0, threshold=0.45)
+SUPERVISED_IMAGES, SUPERVISED_BATCH, OOD_BATCH, FAKES = 32_000, 32, 40, 0.2
 
 # WRN-28-10 in the paper: accuracy, NLL, ECE, average precision against PGD.
 PAPER = {
@@ -71,35 +71,35 @@ class Run:
         """Read everything once."""
         self.arguments, self.layout = arguments, layout
         train, val, test = loaders()
-        foreign = foreign_loaders(1000)
+        ood = ood_loaders(1000)
         if arguments.trial:
             val, test = (DataLoader(Subset(loader.dataset, range(64)), 32) for loader in (val, test))
-            foreign = {name: DataLoader(Subset(data.dataset, range(32)), 32) for name, data in foreign.items()}
-        self.data, self.val, self.test, self.foreign = train.dataset, val, test, foreign
+            ood = {name: DataLoader(Subset(data.dataset, range(32)), 32) for name, data in ood.items()}
+        self.data, self.val, self.test, self.ood = train.dataset, val, test, ood
 
     def train(self, *, supervised: bool = False) -> DataLoader:
         """Return batches of so many training images, others in each epoch."""
         images, batch = (SUPERVISED_IMAGES, SUPERVISED_BATCH) if supervised else (self.arguments.images, 128)
         if self.arguments.trial:
             images, batch = self.arguments.images, 16
-        sampler = RandomSampler(self.data, num_samples=images)  # type: ignore[arg-type]
+        sampler = RandomSampler(self.data, num_draws=images)  # type: ignore[arg-type]
         return DataLoader(self.data, batch, sampler=sampler, drop_last=True)
 
     def supervision(self) -> dict[str, Any]:
-        """Return what `fit` needs to ask for uncertainty on foreign images."""
+        """Return what `fit` needs to ask for uncertainty on OOD images."""
         images = load("cifar10", "train").inputs.float()
         images = images / 255 if images.max() > 1 else images
-        made = ForeignImages(images, share=FAKES, transform=lambda image: cifar_inputs(image[None])[0])
-        loader = DataLoader(made, 8 if self.arguments.trial else FOREIGN_BATCH, shuffle=True)
-        return {"ood_loader": loader, "regulariser": REGULARISER}
+        made = OODImages(images, share=FAKES, transform=lambda image: cifar_inputs(image[None])[0])
+        loader = DataLoader(made, 8 if self.arguments.trial else OOD_BATCH, shuffle=True)
+        return {"ood_loader": loader, "regularizer": REGULARIZER}
 
     def method(self, seed: int, *, supervised: bool = False, **changes: Any) -> BayesAdapter:
         """Return the configuration, as the arguments have it but for some changes, or that of the supervised run."""
         given = self.arguments
         settings = {
             "epochs": given.epochs[0], "lr": given.lr[0], "start_std": given.start_std[0],
-            "optimiser": given.optimiser, "schedule": given.schedule, "log_std_lr": given.log_std_lr,
-            "log_std_schedule": "cosine" if given.optimiser == "adam" else "steps",
+            "optimizer": given.optimizer, "schedule": given.schedule, "log_std_lr": given.log_std_lr,
+            "log_std_schedule": "cosine" if given.optimizer == "adam" else "steps",
             **(SUPERVISED if supervised else {}), **changes,
         }  # fmt: skip
         if given.trial:
@@ -130,14 +130,14 @@ def main_row(run: Run, name: str, seed: int) -> dict[str, Any]:
     method = bayesify.MAP() if name == "map" else run.method(seed, supervised=name == RUNS[1])
     posterior, row = run.posterior(name, method, seed)
     draws = None if name == "map" else run.arguments.draws
-    measured = scored(posterior, run.val, run.test, run.foreign, num_samples=draws, seed=seed)
+    measured = scored(posterior, run.val, run.test, run.ood, num_draws=draws, seed=seed)
     return {**row, **measured, "paper (WRN-28-10): accuracy, nll, ece, AP of PGD": PAPER[name]}
 
 
 def tuning_row(run: Run, changes: dict[str, Any], label: str) -> dict[str, Any]:
     """Fit and measure on the validation images."""
     posterior, row = run.posterior(f"tuning-{label}", run.method(0, **changes), 0)
-    return row | scored(posterior, run.val, None, num_samples=run.arguments.draws)
+    return row | scored(posterior, run.val, None, num_draws=run.arguments.draws)
 
 
 def scrambled(images: Tensor, seed: int = 0) -> Tensor:
@@ -149,18 +149,18 @@ def scrambled(images: Tensor, seed: int = 0) -> Tensor:
 
 
 def detected(run: Run, posterior: bayesify.Posterior, data: Any, number: int, *, adaptive: bool) -> dict[str, Any]:
-    """Return the average precision of the mutual information against kinds of foreign images, which are printed."""
+    """Return the average precision of the mutual information against kinds of OOD images, which are printed."""
     draws, steps = (2, 2) if run.arguments.trial else (run.arguments.draws, 20)
     images, labels = data.inputs[:number], data.targets[:number]
 
     def predicted(x: Tensor) -> bayesify.ClassificationPrediction:
-        found = bayesify.predict(posterior, cifar_inputs(x), num_samples=draws, seed=1)
+        found = bayesify.predict(posterior, cifar_inputs(x), num_draws=draws, seed=1)
         assert isinstance(found, bayesify.ClassificationPrediction)
         return found
 
     def attacked(goal: Callable[[Tensor], Any]) -> Tensor:
         pairs = zip(images.split(100), labels.split(100), strict=True)
-        options = {"steps": steps, "num_samples": draws, "preprocess": cifar_inputs}
+        options = {"steps": steps, "num_draws": draws, "preprocess": cifar_inputs}
         return torch.cat([pgd(posterior, x, goal(y), **options) for x, y in pairs])
 
     sets = {
@@ -178,24 +178,24 @@ def detected(run: Run, posterior: bayesify.Posterior, data: Any, number: int, *,
     if not adaptive:
         del sets["pgd that knows the detector"]
     for kind, make in sets.items():
-        foreign = predicted(make())
-        row[kind] = {**_precisions(own, foreign), "accuracy": round(measure.accuracy(foreign.probs, labels), 4)}
+        ood = predicted(make())
+        row[kind] = {**_precisions(own, ood), "accuracy": round(measure.accuracy(ood.probs, labels), 4)}
         print(kind, row[kind], flush=True)
-    for kind, loader in run.foreign.items():
+    for kind, loader in run.ood.items():
         inputs = torch.cat([batch[0] for batch in loader])[:number]
-        row[f"not seen: {kind}"] = _precisions(own, bayesify.predict(posterior, inputs, num_samples=draws, seed=1))
+        row[f"not seen: {kind}"] = _precisions(own, bayesify.predict(posterior, inputs, num_draws=draws, seed=1))
     return row
 
 
-def _precisions(own: bayesify.Prediction, foreign: bayesify.Prediction) -> dict[str, float]:
+def _precisions(own: bayesify.Prediction, ood: bayesify.Prediction) -> dict[str, float]:
     return {
-        "average precision": round(measure.average_precision(own.epistemic, foreign.epistemic), 4),
-        "by total entropy": round(measure.average_precision(own.score("total"), foreign.score("total")), 4),
+        "average precision": round(measure.average_precision(own.epistemic, ood.epistemic), 4),
+        "by total entropy": round(measure.average_precision(own.score("total"), ood.score("total")), 4),
     }
 
 
 def attack_row(run: Run, name: str, seed: int) -> dict[str, Any]:
-    """Detect foreign images among the first test images; the adaptive attack is made where there is a detector."""
+    """Detect OOD images among the first test images; the adaptive attack is made where there is a detector."""
     posterior, _ = run.posterior(name, run.method(seed, supervised=name == RUNS[1]), seed)
     number = 8 if run.arguments.trial else run.arguments.attacked
     return {"seed": seed, **detected(run, posterior, load("cifar10", "test"), number, adaptive=name == RUNS[1])}
@@ -204,7 +204,7 @@ def attack_row(run: Run, name: str, seed: int) -> dict[str, Any]:
 def figure_row(run: Run, name: str, seed: int) -> dict[str, Any]:
     """Return accuracies by uncertainty and after rejection, and against the number of draws."""
     posterior, _ = run.posterior(name, run.method(seed, supervised=name == RUNS[1]), seed)
-    found = bayesify.predict(posterior, run.test, num_samples=run.arguments.draws, seed=seed, keep_samples=True)
+    found = bayesify.predict(posterior, run.test, num_draws=run.arguments.draws, seed=seed, keep_samples=True)
     assert isinstance(found, bayesify.ClassificationPrediction)
     labels = torch.cat([batch[1] for batch in run.test])
     right = (found.label == labels).double()
@@ -266,17 +266,17 @@ def cost_row(run: Run, batches: int) -> dict[str, Any]:
 
 def _step(run: Run, method: bayesify.Method, supervision: dict[str, Any]) -> Callable[[Any], None]:
     posterior = bayesify.convert(pretrained(run.arguments.network), method).train()
-    optimiser = method.make_optimiser(method.stages(posterior)[0].groups)
-    method.prepare_optimiser(posterior, optimiser, NUM_DATA)
+    optimizer = method.make_optimizer(method.stages(posterior)[0].groups)
+    method.prepare_optimizer(posterior, optimizer, NUM_DATA)
     options: dict[str, Any] = {}
     if supervision:
-        foreign = next(iter(supervision["ood_loader"]))
-        options = {"foreign": foreign, "regulariser": supervision["regulariser"]}
+        ood = next(iter(supervision["ood_loader"]))
+        options = {"ood": ood, "regularizer": supervision["regularizer"]}
 
     def step(batch: Any) -> None:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         posterior.loss(batch, num_data=NUM_DATA, **options).total.backward()
-        optimiser.step()
+        optimizer.step()
 
     return step
 
@@ -291,7 +291,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, nargs="*", default=[4], help="tuning tries all")
     parser.add_argument("--lr", type=float, nargs="*", default=[8e-4], help="of the means; tuning tries all")
     parser.add_argument("--start-std", type=float, nargs="*", default=[0.0041], help="middle; tuning tries all")
-    parser.add_argument("--optimiser", choices=("sgd", "adam"), default="sgd")
+    parser.add_argument("--optimizer", choices=("sgd", "adam"), default="sgd")
     parser.add_argument("--schedule", choices=("constant", "cosine"), default="constant", help="of the means")
     parser.add_argument("--log-std-lr", type=float, default=0.1)
     parser.add_argument("--draws", type=int, default=20)
@@ -307,7 +307,7 @@ def main() -> None:
     chosen = f"--part {arguments.part} --network {arguments.network} --images {arguments.images}"
     if arguments.part != "tuning":
         chosen += f" --epochs {arguments.epochs[0]} --lr {arguments.lr[0]} --start-std {arguments.start_std[0]}"
-        chosen += f" --optimiser {arguments.optimiser} --schedule {arguments.schedule}"
+        chosen += f" --optimiser {arguments.optimizer} --schedule {arguments.schedule}"
         chosen += f" --log-std-lr {arguments.log_std_lr}"
     rows = Rows(None if arguments.trial else path, f"python -m experiments.adapter_cifar {chosen}")
 
@@ -319,7 +319,7 @@ def main() -> None:
     first = arguments.seeds[0]
     if arguments.part == "tuning":
         for epochs, lr, std in product(arguments.epochs, arguments.lr, arguments.start_std):
-            label = f"epochs={epochs}, {arguments.optimiser}, lr={lr:g}, {arguments.schedule}, start_std={std:g}"
+            label = f"epochs={epochs}, {arguments.optimizer}, lr={lr:g}, {arguments.schedule}, start_std={std:g}"
             label += f", log_std_lr={arguments.log_std_lr:g}"
             make(label, partial(tuning_row, run, {"epochs": epochs, "lr": lr, "start_std": std}, label))
     elif arguments.part == "main":

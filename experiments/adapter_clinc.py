@@ -17,13 +17,13 @@ from typing import Any
 from torch import nn
 
 import bayesify
-from bayesify import BayesAdapter, UncertaintyRegulariser
+from bayesify import BayesAdapter, OODRegularizer
 from experiments.clinc import Parts, encoder_layers, main
 from experiments.scoring import scored
 
 # Adam with rates of its own: SGD's of the paper are for convolutions with batch normalisation.
 OURS = BayesAdapter(
-    epochs=2, optimiser="adam", lr=1e-4, log_std_lr=0.002, start_std=(0.005, 0.01), schedule="cosine",
+    epochs=2, optimizer="adam", lr=1e-4, log_std_lr=0.002, start_std=(0.005, 0.01), schedule="cosine",
     log_std_schedule="cosine",
 )  # fmt: skip
 TUNING: dict[str, bayesify.Method] = {
@@ -32,7 +32,7 @@ TUNING: dict[str, bayesify.Method] = {
 }
 METHODS: dict[str, bayesify.Method] = {
     "map": bayesify.MAP(),
-    "map, trained on": bayesify.MAP(epochs=2, optimiser="adam", lr=1e-4, weight_decay=0.0, schedule="cosine"),
+    "map, trained on": bayesify.MAP(epochs=2, optimizer="adam", lr=1e-4, weight_decay=0.0, schedule="cosine"),
     "bayes-adapter": OURS,
     "bayes-adapter, supervised": OURS,
     "bayes-adapter, last layer, supervised": OURS,
@@ -46,7 +46,7 @@ def measured(
     last = [f"encoder.encoder.layer.{encoder_layers(network) - 1}", "head"]
     posterior = bayesify.convert(network, method, include=last if "last layer" in name else None)
     folder = work / "".join(c if c.isalnum() else "-" for c in f"adapter-{name}-{seed}")
-    supervised = {"ood_loader": data.foreign, "regulariser": UncertaintyRegulariser()} if "supervised" in name else {}
+    supervised = {"ood_loader": data.ood, "regularizer": OODRegularizer()} if "supervised" in name else {}
     began = time.perf_counter()
     bayesify.fit(
         posterior, data.train, checkpoint=folder, seed=seed, progress=False, accuracy_tolerance=1.0, **supervised
@@ -55,11 +55,11 @@ def measured(
     draws = 10 if isinstance(method, BayesAdapter) else None
     if tuning:
         # "test" here are the validation queries again, beside out-of-scope validation queries.
-        shown = scored(posterior, data.val, data.val, {"out of scope": data.outside_val}, num_samples=draws, seed=seed)
+        shown = scored(posterior, data.val, data.val, {"out of scope": data.outside_val}, num_draws=draws, seed=seed)
         return {**row, **{key.replace("test", "validation"): value for key, value in shown.items()}}
     return {
         **row,
-        **scored(posterior, data.val, data.test, {"out of scope": data.outside}, num_samples=draws, seed=seed),
+        **scored(posterior, data.val, data.test, {"out of scope": data.outside}, num_draws=draws, seed=seed),
     }
 
 

@@ -23,7 +23,7 @@ def variances(kind: str, *, channels: int, rows: int, size: int, repeats: int) -
     x, target = torch.rand(rows, channels, size, size), torch.rand(rows, 16, size, size)
     network = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
     nn.init.kaiming_normal_(network.weight)
-    posterior = bayesify.convert(network, bayesify.BayesAdapter(noise=kind), likelihood="regression")
+    posterior = bayesify.convert(network, bayesify.BayesAdapter(estimator=kind), likelihood="regression")
     parameters = [posterior.network.weight, posterior.log_std.get_parameter("weight")]
     gradients = []
     for _ in range(repeats):

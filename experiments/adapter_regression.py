@@ -28,7 +28,7 @@ def problem() -> tuple[Tensor, Tensor]:
 def fitted(noise: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Return the means and standard deviations that BayesAdapter finds."""
     method = bayesify.BayesAdapter(
-        noise=noise, start_std=(0.02, 0.02), prior_std=PRIOR_STD, lr=0.02, log_std_lr=0.1, epochs=300,
+        estimator=noise, start_std=(0.02, 0.02), prior_std=PRIOR_STD, lr=0.02, log_std_lr=0.1, epochs=300,
         schedule="cosine", log_std_schedule="cosine",
     )  # fmt: skip
     network = nn.Linear(3, 1, bias=False).double()

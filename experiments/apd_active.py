@@ -26,7 +26,7 @@ COLD = "SGLD at temperature 1/1000"
 
 def learners(steps: int, game: int) -> dict[str, bayesify.Method]:
     """Return what learns from the labelled examples, all of them in each step, anew in each round."""
-    chain: dict[str, Any] = {"epochs": steps // AT_ONCE, "num_samples": 50, "start": "reset"}
+    chain: dict[str, Any] = {"epochs": steps // AT_ONCE, "samples_per_chain": 50, "start": "reset"}
     # One prior whatever the number of labels, the best of .05, .1 and .2 on validation images by NLL.
     warm = {**chain, "lr": 0.05, "prior_std": 0.2}
     return {
@@ -65,18 +65,26 @@ def curve(data: Data, method: bayesify.Method, how: Any, seed: int, rounds: int,
         return posterior
 
     def predict(posterior: bayesify.Posterior, indices: list[int]) -> bayesify.Prediction:
-        return bayesify.predict(posterior, x[indices], num_samples=50, seed=seed, keep_samples=how == "batch-bald")
+        return bayesify.predict(posterior, x[indices], num_draws=50, seed=seed, keep_samples=how == "batch-bald")
 
     def result(posterior: bayesify.Posterior) -> dict[str, float]:
         images, labels = (part[:pool] for part in data.test)
-        prediction = bayesify.predict(posterior, images, num_samples=50, seed=seed)
+        prediction = bayesify.predict(posterior, images, num_draws=50, seed=seed)
         return {
             "accuracy": round(measure.accuracy(prediction.probs, labels), 4),
             "nll": round(-float(prediction.log_probs.gather(-1, labels[:, None]).mean()), 4),
         }
 
     history = active_learning(
-        learn, predict, result, start=start, pool=order[:pool].tolist(), num=10, rounds=rounds, how=how, seed=seed
+        learn,
+        predict,
+        result,
+        start=start,
+        pool=order[:pool].tolist(),
+        num=10,
+        rounds=rounds,
+        acquisition=how,
+        seed=seed,
     )
     return {
         "labels": [len(found.labelled) for found in history],

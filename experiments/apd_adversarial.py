@@ -32,7 +32,7 @@ def row(lab: Lab, made: dict[str, bayesify.Posterior], source: str, box: Any) ->
     x, y = (part[:number] for part in lab.data.val)
     table = attack_table(
         {source: made[source]}, made, x, y, lab.data.test[0][:number], boxes=(box,), radius=0.3, bounds=BOUNDS,
-        num_samples=draws,
+        num_draws=draws,
     )  # fmt: skip
     return {
         attack: {

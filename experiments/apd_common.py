@@ -48,12 +48,12 @@ def flat(images: Tensor, size: int = 28) -> Tensor:
 
 @dataclass(frozen=True)
 class Data:
-    """Data of an experiment: pairs (inputs, targets), and foreign inputs by name, all on [-1, 1]."""
+    """Data of an experiment: pairs (inputs, targets), and OOD inputs by name, all on [-1, 1]."""
 
     train: tuple[Tensor, Tensor]
     val: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
-    foreign: dict[str, Tensor]
+    ood: dict[str, Tensor]
 
     def loader(self, part: str, batch: int = 100) -> DataLoader[tuple[Tensor, ...]]:
         """Return batches of a part, each by one look-up: example by example they cost a fifth of a step."""
@@ -63,7 +63,7 @@ class Data:
 
 
 def mnist(*, trial: bool, number: int = 2000) -> Data:
-    """Return MNIST and five foreign sets; the paper's are on five scales, these on one."""
+    """Return MNIST and five OOD sets; the paper's are on five scales, these on one."""
     most, number = (300, 50) if trial else (None, number)
 
     def part(name: str) -> tuple[Tensor, Tensor]:

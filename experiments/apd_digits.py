@@ -1,8 +1,8 @@
-"""The whole path on scikit-learn's digits, with small notMNIST as foreign inputs (APD, Figure 8): minutes, not hours.
+"""The whole path on scikit-learn's digits, with small notMNIST as OOD inputs (APD, Figure 8): minutes, not hours.
 
 `BAYESIFY_DATA=... python -m experiments.apd_digits` fits SGD, MC dropout and SGLD to 64-100-10, distils SGLD's
 samples, and prints accuracy, NLL and AUROC, inputs multiplied by 1 and by 5, with the number of networks that each
-costs; the number of samples is the figure's. Without notMNIST's files foreign inputs are patches of photographs and
+costs; the number of samples is the figure's. Without notMNIST's files OOD inputs are patches of photographs and
 noise. Rows go to `experiments/results/apd_digits.json`, a picture beside them. `--trial` takes seconds.
 """
 
@@ -21,19 +21,19 @@ SIZES = NETWORKS["digits"]
 
 
 def digits(*, trial: bool) -> Data:
-    """Return the digits, and foreign inputs of their size."""
+    """Return the digits, and OOD inputs of their size."""
     most = 200 if trial else None
     parts = {}
     for name in ("train", "val", "test"):
         split = load("digits", name)
         parts[name] = (flat(split.inputs[:most], 8), split.targets[:most])
-    foreign = {"photos": flat(photo_patches(360, seed=0), 8)}
+    ood = {"photos": flat(photo_patches(360, seed=0), 8)}
     try:
-        foreign["notMNIST"] = flat(load("notmnist", "test").inputs[:360], 8)
+        ood["notMNIST"] = flat(load("notmnist", "test").inputs[:360], 8)
     except (OSError, ValueError) as reason:
         print(f"Without notMNIST: {reason}")
-    foreign["uniform"] = uniform_like(foreign["photos"], generator=0)
-    return Data(parts["train"], parts["val"], parts["test"], foreign)
+    ood["uniform"] = uniform_like(ood["photos"], generator=0)
+    return Data(parts["train"], parts["val"], parts["test"], ood)
 
 
 def posteriors(data: Data, work: Path | None, *, trial: bool, epochs: int = 400) -> dict[str, bayesify.Posterior]:
@@ -42,7 +42,7 @@ def posteriors(data: Data, work: Path | None, *, trial: bool, epochs: int = 400)
     chain: dict[str, Any] = {
         # A prior of N(0, .02), the paper's on MNIST, whose relaxation time 2 n prior_std^2 / lr is 860 steps here.
         "epochs": 20 if trial else epochs, "lr": 0.05, "prior_std": 0.02**0.5, "start": "reset",
-        "num_samples": 20 if trial else 1000,
+        "samples_per_chain": 20 if trial else 1000,
     }  # fmt: skip
     game: dict[str, Any] = {"inputs": data.val[0][:200], "steps": 20 if trial else 4000, "progress": False}
     made = {}
@@ -64,15 +64,13 @@ def posteriors(data: Data, work: Path | None, *, trial: bool, epochs: int = 400)
 
 def row(posterior: bayesify.Posterior, data: Data, draws: int) -> dict[str, Any]:
     """Return quality and anomaly detection of a posterior."""
-    prediction = bayesify.predict(posterior, data.test[0], num_samples=draws, seed=0)
+    prediction = bayesify.predict(posterior, data.test[0], num_draws=draws, seed=0)
     found: dict[str, Any] = {
         "accuracy": round(measure.accuracy(prediction.probs, data.test[1]), 4),
         "nll": round(measure.nll(prediction.probs, data.test[1]), 4),
     }
     for factor in (1.0, 5.0):
-        table = anomaly_table(
-            posterior, data.test[0], data.foreign, factor=factor, bounds=BOUNDS, num_samples=draws, seed=0
-        )
+        table = anomaly_table(posterior, data.test[0], data.ood, factor=factor, bounds=BOUNDS, num_draws=draws, seed=0)
         for name, scores in table.items():
             found[f"AUROC, {name}, times {factor:g}"] = {
                 score: round(100 * scores[score].auroc, 1) for score in ("entropy", "BALD", "max probability")
@@ -89,15 +87,13 @@ def main() -> None:
     draws = 10 if arguments.trial else 200
     for name, posterior in made.items():
         rows.row(name, lambda posterior=posterior: row(posterior, data, draws))
-    foreign = "notMNIST" if "notMNIST" in data.foreign else "photos"
+    ood = "notMNIST" if "notMNIST" in data.ood else "photos"
     compared = ("SGLD", "APD, hidden 20")
     curves: dict[str, dict[float, float]] = {name: {} for name in compared}
     for number in (4, 8) if arguments.trial else (5, 10, 20, 50, 100, 200, 500):
         found = rows.row(
             f"{number} samples",
-            lambda n=number: {
-                name: row(made[name], data, n)[f"AUROC, {foreign}, times 5"]["BALD"] for name in compared
-            },
+            lambda n=number: {name: row(made[name], data, n)[f"AUROC, {ood}, times 5"]["BALD"] for name in compared},
         )
         for name in compared:
             curves[name][number] = found[name]

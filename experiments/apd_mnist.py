@@ -2,8 +2,8 @@
 
 `BAYESIFY_DATA=... python -m experiments.apd_mnist` fits SGD, MC dropout and SGLD to fcNN1, distils SGLD's samples,
 and makes a row for each of them and for the baselines of the distillation: accuracy, and AUROC, AUPR+ and AUPR- of
-every score against five foreign sets multiplied by 5, every set on [-1, 1] before. `--network fcNN2` takes the larger
-network. Other parts: `--part rates` (SGLD's rate, chosen without foreign sets), `--part agreements` (distillations
+every score against five OOD sets multiplied by 5, every set on [-1, 1] before. `--network fcNN2` takes the larger
+network. Other parts: `--part rates` (SGLD's rate, chosen without OOD sets), `--part agreements` (distillations
 against the bank), `--part study` (what decides the AUROC: burn-in, prior, rate, chains, number and spread of samples),
 `--part samples`, `scales`, `components`, `games` (the figures, of notMNIST). Rows go to
 `experiments/results/apd_mnist_*.json`, pictures beside them; what is there is not made again, and posteriors are kept
@@ -81,12 +81,13 @@ class Lab:
     def sgld(self, name: str = "SGLD", **changes: Any) -> BankPosterior:
         """Return SGLD with the paper's prior, and half of its steps as burn-in."""
         settings: dict[str, Any] = {
-            "epochs": self.arguments.epochs, "lr": RATE, "weight_decay": 1e-3, "num_samples": self.arguments.samples,
+            "epochs": self.arguments.epochs, "lr": RATE, "weight_decay": 1e-3,
+            "samples_per_chain": self.arguments.samples,
             "start": "reset",
         }  # fmt: skip
         settings |= changes
         if self.trial:
-            settings |= {"epochs": 4, "num_samples": 10, "weight_decay": 0.0}
+            settings |= {"epochs": 4, "samples_per_chain": 10, "weight_decay": 0.0}
         trained = changes.get("start") == "network"
         torch.manual_seed(0)
         network = self.plain("SGD").network if trained else mlp(*self.sizes)
@@ -134,7 +135,7 @@ class Lab:
 
 def accuracy(lab: Lab, posterior: bayesify.Posterior) -> float:
     """Return the accuracy on all test images."""
-    test = bayesify.predict(posterior, lab.data.loader("test", 1000), num_samples=lab.arguments.draws, seed=0)
+    test = bayesify.predict(posterior, lab.data.loader("test", 1000), num_draws=lab.arguments.draws, seed=0)
     return round(measure.accuracy(test.probs, lab.data.test[1]), 4)
 
 
@@ -142,15 +143,15 @@ def figures(
     lab: Lab, posterior: bayesify.Posterior, *, factor: float = FACTOR, draws: int | None = None,
     sets: tuple[str, ...] = (),
 ) -> dict[str, Any]:  # fmt: skip
-    """Return AUROC, AUPR+ and AUPR- by foreign set and score, in per cent."""
-    foreign = {name: x for name, x in lab.data.foreign.items() if not sets or name in sets}
+    """Return AUROC, AUPR+ and AUPR- by OOD set and score, in per cent."""
+    ood = {name: x for name, x in lab.data.ood.items() if not sets or name in sets}
     table = anomaly_table(
-        posterior, lab.data.test[0][: lab.arguments.rows], foreign, factor=factor, bounds=BOUNDS,
-        num_samples=draws or lab.arguments.draws,
+        posterior, lab.data.test[0][: lab.arguments.rows], ood, factor=factor, bounds=BOUNDS,
+        num_draws=draws or lab.arguments.draws,
     )  # fmt: skip
     return {
         name: {
-            score: [round(100 * value, 1) for value in (found.auroc, found.aupr_foreign, found.aupr_own)]
+            score: [round(100 * value, 1) for value in (found.auroc, found.aupr_ood, found.aupr_own)]
             for score, found in scores.items()
         }
         for name, scores in table.items()
@@ -194,7 +195,7 @@ def rates(lab: Lab, rows: Rows) -> None:
     def one(rate: float) -> dict[str, Any]:
         bank = lab.sgld("SGLD" if rate == RATE else f"rate {rate}", lr=rate)
         x, y = lab.data.val
-        val = bayesify.predict(bank, x, num_samples=lab.arguments.draws, seed=0)
+        val = bayesify.predict(bank, x, num_draws=lab.arguments.draws, seed=0)
         measured = {"accuracy": measure.accuracy(val.probs, y), "nll": measure.nll(val.probs, y)}
         return {"validation": {k: round(v, 4) for k, v in measured.items()}, "diagnosis": diagnosis(lab, bank)}
 
@@ -215,7 +216,7 @@ def agreements(lab: Lab, rows: Rows) -> None:
     }
 
     def one(make: Callable[[], bayesify.Posterior]) -> dict[str, float]:
-        found = agreement(make(), reference, inputs, num_samples=min(50, len(bank)))
+        found = agreement(make(), reference, inputs, num_draws=min(50, len(bank)))
         return {"divergence": round(found.divergence, 4), "total": round(found.total, 4)}
 
     for name, make in ways.items():
@@ -239,7 +240,7 @@ def study(lab: Lab, rows: Rows) -> None:
         "a prior ten times as wide in variance": {"weight_decay": 1e-4},
         "a prior a tenth as wide in variance": {"weight_decay": 1e-2},
         "four chains, a quarter of the steps each": {
-            "chains": 4, "num_samples": lab.arguments.samples // 4, "epochs": max(1, epochs // 4),
+            "chains": 4, "samples_per_chain": lab.arguments.samples // 4, "epochs": max(1, epochs // 4),
         },
         "from the trained network": {"start": "network"},
     }  # fmt: skip
@@ -253,7 +254,7 @@ def study(lab: Lab, rows: Rows) -> None:
 def last_samples(bank: BankPosterior, share: float) -> BankPosterior:
     """Return a bank of the last samples of another."""
     number = max(2, int(share * len(bank)))
-    made = bayesify.convert(bank.network, Bank(num_samples=number))
+    made = bayesify.convert(bank.network, Bank(bank_size=number))
     assert isinstance(made, BankPosterior)
     for row in bank.rows[-number:]:
         made.append(bank.samples[row])

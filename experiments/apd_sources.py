@@ -47,9 +47,9 @@ def sources(data: Data, arguments: argparse.Namespace) -> dict[str, bayesify.Pos
 
 def row(posterior: bayesify.Posterior, source: bayesify.Posterior, data: Data, draws: int) -> dict[str, Any]:
     """Return quality, anomaly detection, and agreement with the source."""
-    prediction = bayesify.predict(posterior, data.test[0], num_samples=draws, seed=0)
-    table = anomaly_table(posterior, data.test[0], data.foreign, bounds=BOUNDS, num_samples=draws)
-    near = agreement(posterior, bayesify.predict(source, data.test[0], seed=1), data.test[0], num_samples=draws)
+    prediction = bayesify.predict(posterior, data.test[0], num_draws=draws, seed=0)
+    table = anomaly_table(posterior, data.test[0], data.ood, bounds=BOUNDS, num_draws=draws)
+    near = agreement(posterior, bayesify.predict(source, data.test[0], seed=1), data.test[0], num_draws=draws)
     return {
         "accuracy": round(measure.accuracy(prediction.probs, data.test[1]), 4),
         "nll": round(measure.nll(prediction.probs, data.test[1]), 4),

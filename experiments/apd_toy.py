@@ -29,7 +29,13 @@ def posteriors(data: Data, work: Path | None, *, trial: bool) -> dict[str, bayes
     steps, sizes = (120 if trial else 10_000), (2, 10, 10, 2)
     # The prior's variance is 1/(20 .001) = 50, as in the paper's code; it relaxes in 40,000 steps at its rate, .05, so
     # what the paper draws is a path. Ten times the rate, and half of the run as burn-in, come nearer to the posterior.
-    chain = {"epochs": steps, "lr": 0.5, "weight_decay": 0.0 if trial else 1e-3, "num_samples": 500, "start": "reset"}
+    chain = {
+        "epochs": steps,
+        "lr": 0.5,
+        "weight_decay": 0.0 if trial else 1e-3,
+        "samples_per_chain": 500,
+        "start": "reset",
+    }
     # One chain: several that begin apart stay in modes of their own, and a generator puts mass between modes.
     game = {"latent": 100, "hidden": (50, 50, 50), "steps": 20 if trial else 3000}
     methods = {
@@ -51,7 +57,7 @@ def row(posterior: bayesify.Posterior) -> dict[str, Any]:
     """Return mutual information in the clouds and far from both."""
     found = {}
     for name, point in {"in a cloud": (2.0, 2.0), "between": (0.0, 0.0), "far": (6.0, -6.0)}.items():
-        prediction = bayesify.predict(posterior, torch.tensor([point]), num_samples=200, seed=0)
+        prediction = bayesify.predict(posterior, torch.tensor([point]), num_draws=200, seed=0)
         found[name] = {
             "confidence": round(float(prediction.confidence), 4),
             "BALD": round(float(prediction.epistemic), 4),
@@ -68,7 +74,7 @@ def draw(made: dict[str, bayesify.Posterior], data: Data, arguments: argparse.Na
     figure, axes = plt.subplots(2, len(made), figsize=(3 * len(made), 5.6), sharex=True, sharey=True)
     shown = {"confidence": torch.linspace(0.5, 1, 21), "BALD": torch.linspace(0, 0.7, 21)}  # ln 2 is the most
     for column, (name, posterior) in enumerate(made.items()):
-        prediction = bayesify.predict(posterior, grid, num_samples=200, seed=0)
+        prediction = bayesify.predict(posterior, grid, num_draws=200, seed=0)
         values = {"confidence": prediction.confidence, "BALD": prediction.epistemic}
         for place, (label, levels) in enumerate(shown.items()):
             axis = axes[place, column]

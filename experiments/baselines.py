@@ -16,7 +16,7 @@ import torch
 
 import bayesify
 from bayesify.evaluation.evaluation import evaluate, table
-from experiments.cifar import foreign_loaders, loaders
+from experiments.cifar import loaders, ood_loaders
 from experiments.networks import pretrained
 
 RESULTS = Path(__file__).parent / "results" / "baselines.json"
@@ -26,7 +26,7 @@ METHODS = {
     "map": bayesify.MAP(),
     "mc-dropout, last layer, not fitted": bayesify.MCDropout(p=0.1, insert_before="linear"),
     "mc-dropout, convolutions": bayesify.MCDropout(p=0.05, insert_before="conv", epochs=1, lr=0.005, schedule="cosine"),
-    "swag": bayesify.SWAG(epochs=2, lr=0.01, snapshots_per_epoch=10, rank=10, num_draws=10, statistics_batches=20),
+    "swag": bayesify.SWAG(epochs=2, lr=0.01, snapshots_per_epoch=10, rank=10, num_bn_draws=10, statistics_batches=20),
     "deep ensemble of perturbed copies": bayesify.DeepEnsemble(
         members=3, start="perturbed", perturb_std=0.3, epochs=1, lr=0.02
     ),
@@ -42,7 +42,7 @@ def main() -> None:
     arguments = parser.parse_args()
     work, only = arguments.work, arguments.only
     train, val, test = loaders(images=arguments.images)
-    foreign = foreign_loaders(1000)
+    ood = ood_loaders(1000)
     evaluations, seconds = [], {}
     for name in only:
         torch.manual_seed(0)
@@ -51,9 +51,9 @@ def main() -> None:
         checkpoint = work / name.replace(" ", "-").replace(",", "")
         bayesify.fit(posterior, train, val_loader=val, checkpoint=checkpoint, checkpoint_steps=100, progress=False)
         seconds[name] = time.perf_counter() - began
-        options = {"foreign": foreign, "num_samples": DRAWS}
+        options = {"ood": ood, "num_draws": DRAWS}
         evaluations.append(evaluate(posterior, test, name=name, **options))
-        bayesify.calibrate(posterior, val, num_samples=DRAWS)
+        bayesify.calibrate(posterior, val, num_draws=DRAWS)
         evaluations.append(evaluate(posterior, test, name=f"{name} + temperature", **options))
         temperature = float(posterior.likelihood.temperature)
         print(f"{name}: {seconds[name]:.0f} s to fit, temperature {temperature:.3f}", flush=True)

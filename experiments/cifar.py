@@ -1,4 +1,4 @@
-"""CIFAR-10 as every experiment here uses it: pretrained ResNets, one split, one set of foreign images.
+"""CIFAR-10 as every experiment here uses it: pretrained ResNets, one split, one set of OOD images.
 
 The pretrained networks saw all 50,000 training images. What is tuned after training uses the first 2,000 test images;
 results are reported on the last 8,000.
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from bayesify.data import load
 from experiments.networks import cifar_inputs, pretrained
 
-__all__ = ["AugmentedImages", "foreign_loaders", "loaders"]
+__all__ = ["AugmentedImages", "loaders", "ood_loaders"]
 
 
 class AugmentedImages(Dataset[tuple[Tensor, Tensor]]):
@@ -61,8 +61,8 @@ def loaders(
     )
 
 
-def foreign_loaders(number: int = 2000) -> dict[str, DataLoader]:
-    """Return images of clothes and of letters on the scale of CIFAR's inputs."""
+def ood_loaders(number: int = 2000) -> dict[str, DataLoader]:
+    """Return images of Fashion-MNIST and of notMNIST on the scale of CIFAR's inputs."""
     found = {}
     for name in ("fashion-mnist", "notmnist"):
         images = load(name, "test").inputs[:number]

@@ -49,14 +49,14 @@ class Classifier(nn.Module):
 class Parts(NamedTuple):
     """Batches of queries with intents to train on, to choose by and to report, and of queries outside all intents.
 
-    Of the latter, 100 are to train on (`foreign`), 100 to choose by (`outside_val`), and 1,000 to report (`outside`).
+    Of the latter, 100 are to train on (`ood`), 100 to choose by (`outside_val`), and 1,000 to report (`outside`).
     """
 
     train: DataLoader
     val: DataLoader
     test: DataLoader
     outside: DataLoader
-    foreign: DataLoader
+    ood: DataLoader
     outside_val: DataLoader
 
 
@@ -109,7 +109,7 @@ def classifier(folder: str, *, each: int, every: int, epochs: int, work: Path) -
     network = Classifier(encoder, width, 150)
     for parameter in encoder.embeddings.word_embeddings.parameters():
         parameter.requires_grad_(False)
-    training = bayesify.MAP(optimiser="adam", lr=5e-4, weight_decay=0.0, schedule="cosine", epochs=epochs)
+    training = bayesify.MAP(optimizer="adam", lr=5e-4, weight_decay=0.0, schedule="cosine", epochs=epochs)
     plain = bayesify.convert(network, training)
     bayesify.fit(plain, data.train, checkpoint=work / "plain", progress=False, accuracy_tolerance=1.0)
     return plain.network.eval(), data

@@ -74,7 +74,7 @@ def main() -> None:
     posterior, images = fitted(trial=arguments.trial)
     prediction = bayesify.predict(posterior, images, how="streamlined")
     worst = prediction.score("epistemic").argsort(descending=True)[:SHOWN]
-    found = bayesify.input_sensitivity(posterior, images[worst], num_samples=50)
+    found = bayesify.input_sensitivity(posterior, images[worst], num_draws=50)
     two = prediction.probs[worst].topk(2, -1)
     titles = [f"{int(a)} ({float(p):.0%}) or {int(b)}" for (a, b), (p, _) in zip(two.indices, two.values, strict=True)]
     with tempfile.TemporaryDirectory() as folder:

@@ -1,8 +1,8 @@
 """iBNN on the pretrained CIFAR-10 ResNets, beside the plain network and MC dropout.
 
 `BAYESIFY_DATA=... python -m experiments.ibnn_cifar` fine-tunes K = 4, 8 and 16 components for three seeds each (and
-with wider starts for one), and measures them on the last 8,000 test images and on clothes and letters, before and after
-temperature scaling. Other parts:
+with wider starts for one), and measures them on the last 8,000 test images and on Fashion-MNIST and notMNIST, before
+and after temperature scaling. Other parts:
 
 - `start`: accuracy before the first step for starts of other widths, on the first 1,000 validation images;
 - `tuning`: settings compared on the validation images (the first 2,000 test images) alone;
@@ -49,15 +49,15 @@ DRAWS = 16  # in every prediction, whatever K is
 MAIN: dict[str, bayesify.Method] = {
     "map": bayesify.MAP(),
     "mc-dropout": bayesify.MCDropout(p=0.05, insert_before="conv", epochs=2, lr=0.005, schedule="cosine"),
-    **{f"ibnn-{k}": IBNN(components=k, samples=DRAWS // k, **CHOSEN) for k in (4, 8, 16)},
+    **{f"ibnn-{k}": IBNN(components=k, draws_per_component=DRAWS // k, **CHOSEN) for k in (4, 8, 16)},
     **{
-        f"ibnn-{k}, means_std={std}": IBNN(components=k, samples=DRAWS // k, **{**CHOSEN, "means_std": std})
+        f"ibnn-{k}, means_std={std}": IBNN(components=k, draws_per_component=DRAWS // k, **{**CHOSEN, "means_std": std})
         for std, k in product((0.1, 0.3), (4, 8, 16))
     },
-    "ibnn-16, not fitted": IBNN(components=16, samples=1, **{**CHOSEN, "epochs": 0}),
+    "ibnn-16, not fitted": IBNN(components=16, draws_per_component=1, **{**CHOSEN, "epochs": 0}),
 }
 # Changes of K = 16 and two epochs, one at a time; what is best on validation images goes into CHOSEN.
-TUNED = IBNN(components=16, samples=1, epochs=2, means_std=0.05)
+TUNED = IBNN(components=16, draws_per_component=1, epochs=2, means_std=0.05)
 TUNING: dict[str, dict[str, Any]] = {
     "not fitted": {"epochs": 0},
     "not fitted, means_std=0.08": {"epochs": 0, "means_std": 0.08},
@@ -84,7 +84,7 @@ NOISES = {
 def main_row(run: Run, name: str, seed: int) -> dict[str, Any]:
     """Fit and measure on the test images."""
     posterior, row = run.posterior(name, _seeded(MAIN[name], seed), seed)
-    measured = scored(posterior, run.val, run.test, run.foreign, seed=seed)
+    measured = scored(posterior, run.val, run.test, run.ood, seed=seed)
     return {**row, **measured, "paper (ResNet-50): error, nll, ece": PAPER.get(name)}
 
 
@@ -97,7 +97,7 @@ def tuning_row(run: Run, name: str) -> dict[str, Any]:
 
 def start_row(run: Run, std: float) -> dict[str, float]:
     """Return the accuracy before the first step: of the prediction, and of its draws on average."""
-    method = IBNN(components=8, samples=1, means_std=std)
+    method = IBNN(components=8, draws_per_component=1, means_std=std)
     posterior = bayesify.convert(pretrained(run.arguments.network), method)
     images, labels = next(iter(DataLoader(run.val.dataset, 1000)))
     prediction = bayesify.predict(posterior, images, seed=0, keep_samples=True)

@@ -21,7 +21,7 @@ from bayesify import IBNN
 from experiments.clinc import Parts, encoder_layers, main
 from experiments.scoring import scored
 
-OURS = IBNN(samples=2, epochs=2, optimiser="adam", latent_lr=1e-3, slow_lr=1e-5, weight_decay=0.0)
+OURS = IBNN(draws_per_component=2, epochs=2, optimizer="adam", latent_lr=1e-3, slow_lr=1e-5, weight_decay=0.0)
 TUNING: dict[str, bayesify.Method] = {
     ", ".join(f"{key}={value}" for key, value in changes.items()): dataclasses.replace(OURS, **changes)
     for changes in ({"means_std": 0.1}, {"means_std": 0.2}, {"latent_lr": 4e-3}, {"slow_lr": 1e-4})

@@ -87,7 +87,7 @@ class Data:
         train, test = load("fashion-mnist", "train"), load("fashion-mnist", "test")
         own, val = len(train) - 5000, range(len(train) - 5000, len(train))
         mine = Subset(train, range(256 if trial else own))
-        self.train = DataLoader(mine, 128, sampler=RandomSampler(mine, num_samples=images), drop_last=True)
+        self.train = DataLoader(mine, 128, sampler=RandomSampler(mine, num_draws=images), drop_last=True)
         self.val = DataLoader(Subset(train, val[:64] if trial else val), 500)
         self.test = DataLoader(Subset(test, range(64 if trial else len(test))), 500)
 
@@ -107,7 +107,7 @@ def size_row(data: Data, name: str, factor: int, seed: int, arguments: argparse.
     posterior = fitted(data, name, factor, seed, arguments)
     parameters = sum(p.numel() for p in posterior.network.parameters())
     row = {"seed": seed, "epochs": arguments.epochs, "parameters": parameters}
-    return {**row, **scored(posterior, data.val, data.test, num_samples=None if name == "plain" else DRAWS, seed=seed)}
+    return {**row, **scored(posterior, data.val, data.test, num_draws=None if name == "plain" else DRAWS, seed=seed)}
 
 
 def components_row(data: Data, pictures: Path, arguments: argparse.Namespace) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def network(depth: int) -> nn.Module:
 
 def methods(epochs: int) -> dict[str, bayesify.Method]:
     """Return both methods, set up to train from scratch."""
-    common: dict[str, Any] = {"epochs": epochs, "optimiser": "adam", "lr": 1e-3}
+    common: dict[str, Any] = {"epochs": epochs, "optimizer": "adam", "lr": 1e-3}
     latent: dict[str, Any] = {"latent_lr": 1e-3, "means_std": 0.5, "prior_std": 0.3, "weight_decay": 0.0}
     log_stds: dict[str, Any] = {"log_std_lr": 1e-3, "start_std": (0.0067, 0.018), "prior_std": 1.0}
     return {"iBNN": IBNN.from_scratch(8, **common, **latent), "mean-field VI": BayesAdapter(**common, **log_stds)}
@@ -60,7 +60,7 @@ def run(depth: int, name: str, method: bayesify.Method) -> dict[str, Any]:
     posterior = bayesify.convert(network(depth), method, likelihood=likelihood)
     bayesify.fit(posterior, DataLoader(TensorDataset(x, y), 30), progress=False, clip_norm=1.0)
     grid = torch.linspace(-8, 8, 161)[:, None]
-    prediction = bayesify.predict(posterior, grid / SCALE_X, num_samples=100, seed=0)
+    prediction = bayesify.predict(posterior, grid / SCALE_X, num_draws=100, seed=0)
     mean = SCALE_Y * prediction.mean.reshape(-1)
     spread = SCALE_Y * prediction.epistemic.reshape(-1).sqrt()
     inside = grid[:, 0].abs() <= 4

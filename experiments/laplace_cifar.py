@@ -1,9 +1,9 @@
 """Laplace on the pretrained CIFAR-10 ResNet-20, beside the plain network and one temperature.
 
 `BAYESIFY_DATA=... python -m experiments.laplace_cifar` takes the curvature from the training images, chooses the prior
-by the marginal likelihood or on the first 2,000 test images, and measures on the last 8,000 and on clothes and letters.
-Rows go to `experiments/results/laplace_cifar.json`; a run that was stopped goes on from the rows there. Minutes of one
-core for each row.
+by the marginal likelihood or on the first 2,000 test images, and measures on the last 8,000, on Fashion-MNIST and on
+notMNIST. Rows go to `experiments/results/laplace_cifar.json`; a run that was stopped goes on from the rows there.
+Minutes of one core for each row.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import bayesify
 from bayesify import Laplace, measure
 from bayesify.laws import LaplacePosterior, LastLayerLaplacePosterior
 from bayesify.likelihoods.prediction import ClassificationPrediction
-from experiments.cifar import foreign_loaders, loaders
+from experiments.cifar import loaders, ood_loaders
 from experiments.networks import pretrained
 from experiments.rows import Rows
 from experiments.scoring import calibrated, scored
@@ -41,11 +41,14 @@ LAST_LAYER: dict[str, tuple[str, int | None]] = {
 }
 # The method, and whether the prior is chosen on validation data.
 ALL_LAYERS: dict[str, tuple[Laplace, bool]] = {
-    "diagonal, prior by evidence": (Laplace(structure="diagonal", samples=1), False),
-    "diagonal, prior by evidence for each layer": (Laplace(structure="diagonal", samples=1, prior_per="layer"), False),
-    "diagonal, prior by validation": (Laplace(structure="diagonal", samples=1), True),
-    "kronecker, prior by evidence": (Laplace(structure="kronecker", samples=1), False),
-    "kronecker, prior by validation": (Laplace(structure="kronecker", samples=1), True),
+    "diagonal, prior by evidence": (Laplace(structure="diagonal", mc_labels=1), False),
+    "diagonal, prior by evidence for each layer": (
+        Laplace(structure="diagonal", mc_labels=1, prior_per="layer"),
+        False,
+    ),
+    "diagonal, prior by validation": (Laplace(structure="diagonal", mc_labels=1), True),
+    "kronecker, prior by evidence": (Laplace(structure="kronecker", mc_labels=1), False),
+    "kronecker, prior by validation": (Laplace(structure="kronecker", mc_labels=1), True),
 }
 FITTING: dict[str, Any] = {"num_data": NUM_DATA, "progress": False, "accuracy_tolerance": 1.0}
 
@@ -59,13 +62,13 @@ class Run:
         self.draws = draws
         self.train = train
         self.some = DataLoader(Subset(train.dataset, range(few)), 128)
-        self.foreign = foreign_loaders(32 if trial else 1000)
+        self.ood = ood_loaders(32 if trial else 1000)
         if trial:
             self.val, self.test = (DataLoader(Subset(x.dataset, range(32)), 32) for x in (self.val, self.test))
 
     def plain(self) -> dict[str, Any]:
         """Measure the plain network."""
-        return scored(bayesify.convert(pretrained("resnet20"), "map"), self.val, self.test, self.foreign)
+        return scored(bayesify.convert(pretrained("resnet20"), "map"), self.val, self.test, self.ood)
 
     @cached_property
     def last_layer(self) -> LastLayerLaplacePosterior:
@@ -78,12 +81,12 @@ class Run:
     @cached_property
     def features(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Return outputs and features of every set: they do not depend on the prior."""
-        sets = {"val": self.val, "test": self.test, **self.foreign}
+        sets = {"val": self.val, "test": self.test, **self.ood}
         with torch.no_grad():
             found = {name: [self.last_layer.features(batch[0]) for batch in loader] for name, loader in sets.items()}
         return {name: (torch.cat([o for o, _ in one]), torch.cat([f for _, f in one])) for name, one in found.items()}
 
-    def row_of_last_layer(self, prior: str, num_samples: int | None) -> dict[str, Any]:
+    def row_of_last_layer(self, prior: str, num_draws: int | None) -> dict[str, Any]:
         """Measure the closed form."""
         posterior = self.last_layer
         began = time.perf_counter()
@@ -93,17 +96,17 @@ class Run:
         row = {"seconds to choose the prior": round(time.perf_counter() - began, 1), **_settings(posterior)}
         found: dict[str, ClassificationPrediction] = {}
         for name, pair in self.features.items():
-            prediction = posterior.predictive(*pair, num_samples=num_samples, seed=0)
+            prediction = posterior.predictive(*pair, num_draws=num_draws, seed=0)
             assert isinstance(prediction, ClassificationPrediction)
             found[name] = prediction
         labels = [torch.cat([y for _, y in loader]) for loader in (self.val, self.test)]
         # The temperature acts on the prediction as a whole: softmax(ln p / T).
-        others = {name: found[name].log_probs[None] for name in self.foreign}
+        others = {name: found[name].log_probs[None] for name in self.ood}
         pairs = [(found[name].log_probs[None], y) for name, y in zip(("val", "test"), labels, strict=True)]
         row.update(calibrated(pairs[0], pairs[1], others))
         for part in ("test", "test, calibrated"):  # of one prediction, where the posterior's own epistemic part counts
             row[part] = {key: value for key, value in row[part].items() if "-epistemic/" not in key}
-        for name in self.foreign:
+        for name in self.ood:
             scores = found["test"].epistemic, found[name].epistemic
             row["test"][f"auroc-epistemic/{name}"] = round(measure.auroc(*scores), 5)
         return row
@@ -115,9 +118,9 @@ class Run:
         bayesify.fit(posterior, self.some, **FITTING)
         assert isinstance(posterior, LaplacePosterior)
         if validation:
-            posterior.choose_prior(self.val, num_samples=self.draws)
+            posterior.choose_prior(self.val, num_draws=self.draws)
         row = {"fit seconds": round(time.perf_counter() - began, 1), **_settings(posterior)}
-        return {**row, **scored(posterior, self.val, self.test, self.foreign, num_samples=self.draws)}
+        return {**row, **scored(posterior, self.val, self.test, self.ood, num_draws=self.draws)}
 
 
 def _settings(posterior: LaplacePosterior) -> dict[str, Any]:

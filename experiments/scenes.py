@@ -1,7 +1,7 @@
-"""A segmentation set that is made from real images: clothes on photographs.
+"""A segmentation set that is made from real images: Fashion-MNIST items on CIFAR-10 photographs.
 
 A scene (3, 64, 64) is a CIFAR-10 photograph, enlarged twice, on which two or three Fashion-MNIST items lie in random
-colours. A pixel's label is 0 for the photograph and 1 to 10 for the items. A foreign scene also has an MNIST digit
+colours. A pixel's label is 0 for the photograph and 1 to 10 for the items. An OOD scene also has an MNIST digit
 or a notMNIST letter, whose pixels no class describes, as the anomalies of StreetHazards and BDD-Anomaly are. Training
 scenes use the training parts of both sets, test scenes the test parts.
 """
@@ -16,10 +16,10 @@ from torch.nn.functional import interpolate
 
 from bayesify.data import load
 
-__all__ = ["CLASSES", "FOREIGN", "Scenes", "make_scenes"]
+__all__ = ["CLASSES", "OOD", "Scenes", "make_scenes"]
 
 CLASSES = ("photograph", "top", "trousers", "pullover", "dress", "coat", "sandal", "shirt", "trainer", "bag", "boot")
-FOREIGN = -100  # the label of an anomaly: it does not count
+OOD = -100  # the label of an anomaly: it does not count
 SIZE, ITEM = 64, 28
 
 
@@ -30,21 +30,21 @@ class Scenes(NamedTuple):
     labels: Tensor
 
 
-def make_scenes(part: str, number: int, *, seed: int, foreign: str | None = None) -> Scenes:
+def make_scenes(part: str, number: int, *, seed: int, ood: str | None = None) -> Scenes:
     """Compose scenes.
 
     Args:
         part: "train", "val" or "test".
         number: How many.
         seed: Of what is chosen and where it lies.
-        foreign: "mnist" or "notmnist" adds one such object to each scene.
+        ood: "mnist" or "notmnist" adds one such object to each scene.
     """
     generator = torch.Generator().manual_seed(seed)
     items = load("fashion-mnist", part)
     photos = load("cifar10", part).inputs
     if photos.shape[-1] == 3:
         photos = photos.permute(0, 3, 1, 2)
-    others = None if foreign is None else load(foreign, "test").inputs  # type: ignore[call-overload]
+    others = None if ood is None else load(ood, "test").inputs  # type: ignore[call-overload]
     images, labels = torch.empty(number, 3, SIZE, SIZE), torch.zeros(number, SIZE, SIZE, dtype=torch.long)
 
     def below(high: int) -> int:
@@ -57,7 +57,7 @@ def make_scenes(part: str, number: int, *, seed: int, foreign: str | None = None
             chosen = below(len(items))
             _paste(images[index], labels[index], items.inputs[chosen], int(items.targets[chosen]) + 1, generator)
         if others is not None:
-            _paste(images[index], labels[index], others[below(len(others))], FOREIGN, generator)
+            _paste(images[index], labels[index], others[below(len(others))], OOD, generator)
     return Scenes(images, labels)
 
 

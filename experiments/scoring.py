@@ -23,9 +23,9 @@ def scored(
     posterior: bayesify.Posterior,
     val: DataLoader,
     test: DataLoader | None,
-    foreign: Mapping[str, DataLoader] | None = None,
+    ood: Mapping[str, DataLoader] | None = None,
     *,
-    num_samples: int | None = None,
+    num_draws: int | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Return measures on the validation and the test set, as it is and with the temperature of the validation set.
@@ -34,7 +34,7 @@ def scored(
     """
 
     def draws(loader: DataLoader) -> Tensor:
-        prediction = bayesify.predict(posterior, loader, num_samples=num_samples, seed=seed, keep_samples=True)
+        prediction = bayesify.predict(posterior, loader, num_draws=num_draws, seed=seed, keep_samples=True)
         assert isinstance(prediction, ClassificationPrediction)
         assert prediction.samples is not None
         return prediction.samples.clamp_min(torch.finfo(torch.float32).tiny).log()
@@ -44,11 +44,11 @@ def scored(
 
     own = (draws(val), targets(val))
     other = None if test is None else (draws(test), targets(test))
-    return calibrated(own, other, {name: draws(loader) for name, loader in (foreign or {}).items()})
+    return calibrated(own, other, {name: draws(loader) for name, loader in (ood or {}).items()})
 
 
 def calibrated(
-    val: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor] | None, foreign: Mapping[str, Tensor] | None = None
+    val: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor] | None, ood: Mapping[str, Tensor] | None = None
 ) -> dict[str, Any]:
     """Return measures of logits (S, N, C) with labels (N,), as they are and with the temperature of the first."""
     plain, tempered = Categorical(), Categorical()
@@ -57,7 +57,7 @@ def calibrated(
     for likelihood, suffix in ((plain, ""), (tempered, ", calibrated")):
         row["validation" + suffix] = measures(likelihood, *val, {})
         if test is not None:
-            row["test" + suffix] = measures(likelihood, *test, foreign or {})
+            row["test" + suffix] = measures(likelihood, *test, ood or {})
     return row
 
 
@@ -66,9 +66,9 @@ def measures(likelihood: Categorical, logits: Tensor, labels: Tensor, others: Ma
     own = _prediction(likelihood, logits)
     found = quality(own, labels)
     for name, other in others.items():
-        foreign = _prediction(likelihood, other)
+        ood = _prediction(likelihood, other)
         for score in ("total", "epistemic"):
-            pair = own.score(score), foreign.score(score)
+            pair = own.score(score), ood.score(score)
             found[f"auroc-{score}/{name}"] = measure.auroc(*pair)
             found[f"aupr-{score}/{name}"] = measure.average_precision(*pair)
             found[f"fpr95-{score}/{name}"] = measure.fpr_at_tpr(*pair, tpr=0.95)

@@ -65,7 +65,7 @@ def row(
     posterior: bayesify.Posterior, val: DataLoader, test: DataLoader, how: str, number: int | None
 ) -> dict[str, Any]:
     """Measure one predictor, with its cost in plain passes."""
-    options: dict[str, Any] = {"how": how, "num_samples": number, "seed": 0}
+    options: dict[str, Any] = {"how": how, "num_draws": number, "seed": 0}
     found: dict[str, Any] = {}
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     scales = {"": 1.0}

@@ -2,7 +2,7 @@
 
 `BAYESIFY_DATA=... python -m experiments.streamlined_fashion` trains the MLP 784-128-64-10 as the library of Li et al.
 (2025) does (Adam, 1e-3, 15 epochs), makes it Bayesian by Laplace (diagonal) and by BayesAdapter, and measures NLL, ECE
-and AURC on the test images, and AUROC against letters (notMNIST) and against test images turned by 90 degrees. Variance
+and AURC on the test images, and AUROC against notMNIST and against test images turned by 90 degrees. Variance
 scales are fitted on the last 5,000 training images. Rows go to `experiments/results/streamlined_fashion.json`; what is
 there is not made again. About six minutes of one core for each seed. `--trial` takes a few images and keeps nothing.
 """
@@ -55,7 +55,7 @@ class Data:
         self.val = DataLoader(Subset(train, range(len(train) - (64 if trial else 5000), len(train))), 500)
         self.test = DataLoader(Subset(test, range(64 if trial else len(test))), 500)
         turned = rotate(torch.stack([test[index][0] for index in range(few)]), 90.0)
-        self.foreign = {
+        self.ood = {
             "letters": DataLoader(Subset(letters, range(few)), 500),
             "turned by 90 degrees": DataLoader(TensorDataset(turned), 500),
         }
@@ -71,12 +71,12 @@ def trained(data: Data, seed: int, epochs: int) -> nn.Module:
     """Train the plain network."""
     torch.manual_seed(seed)
     network = mlp()
-    optimiser = torch.optim.Adam(network.parameters(), 1e-3, weight_decay=1e-5)
+    optimizer = torch.optim.Adam(network.parameters(), 1e-3, weight_decay=1e-5)
     for _ in range(epochs):
         for x, y in data.train:
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             nn.functional.cross_entropy(network(x), y).backward()
-            optimiser.step()
+            optimizer.step()
     return network.eval()
 
 
@@ -89,9 +89,9 @@ def posteriors(data: Data, network: nn.Module, seed: int) -> Iterator[tuple[str,
         yield name, posterior
 
 
-def row(data: Data, posterior: bayesify.Posterior, how: str, num_samples: int | None, seed: int) -> dict[str, Any]:
+def row(data: Data, posterior: bayesify.Posterior, how: str, num_draws: int | None, seed: int) -> dict[str, Any]:
     """Measure one posterior with one predictor; predictors in one pass also with the scale of the validation images."""
-    options: dict[str, Any] = {"how": how, "num_samples": num_samples, "seed": seed}
+    options: dict[str, Any] = {"how": how, "num_draws": num_draws, "seed": seed}
     found: dict[str, Any] = {}
     scales = {"": 1.0}
     if how in ("streamlined", "linearised"):
@@ -112,7 +112,7 @@ def _measures(data: Data, posterior: bayesify.Posterior, options: dict[str, Any]
         **quality(own, labels),
         "seconds": seconds,
     }
-    for name, loader in data.foreign.items():
+    for name, loader in data.ood.items():
         other = bayesify.predict(posterior, loader, **options)
         for score in ("total", "epistemic"):
             values[f"auroc-{score}/{name}"] = measure.auroc(own.score(score), other.score(score))

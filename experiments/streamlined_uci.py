@@ -49,18 +49,18 @@ def split_rows(table: str, split: int, arguments: argparse.Namespace) -> dict[st
     loader = DataLoader(TensorDataset(*train), 32, shuffle=True)
     torch.manual_seed(split)
     network = nn.Sequential(nn.Linear(train[0].shape[1], 50), nn.ReLU(), nn.Linear(50, 1))
-    optimiser = torch.optim.Adam(network.parameters(), 1e-2, weight_decay=1e-5)
+    optimizer = torch.optim.Adam(network.parameters(), 1e-2, weight_decay=1e-5)
     for _ in range(epochs):
         for x, y in loader:
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             nn.functional.mse_loss(network(x), y).backward()
-            optimiser.step()
+            optimizer.step()
     residual = (network(train[0]) - train[1]).square().mean().sqrt()
     methods: dict[str, bayesify.Method] = {
         "laplace": Laplace(structure="diagonal"),
         # Adam, since the loss grows with 1 / noise variance, and steps of SGD would with it.
         "adapter": BayesAdapter(
-            epochs=max(1, epochs // 2), optimiser="adam", lr=arguments.lr, log_std_lr=arguments.log_std_lr,
+            epochs=max(1, epochs // 2), optimizer="adam", lr=arguments.lr, log_std_lr=arguments.log_std_lr,
             schedule="cosine", log_std_schedule="cosine",
         ),
     }  # fmt: skip
@@ -72,7 +72,7 @@ def split_rows(table: str, split: int, arguments: argparse.Namespace) -> dict[st
         posterior = bayesify.convert(network, method, likelihood=likelihood)
         bayesify.fit(posterior, loader, likelihood=likelihood, seed=split, progress=False)
         for label, (how, number) in PREDICTORS.items():
-            prediction = bayesify.predict(posterior, test[0], how=how, num_samples=number, seed=split)  # type: ignore[arg-type]
+            prediction = bayesify.predict(posterior, test[0], how=how, num_draws=number, seed=split)  # type: ignore[arg-type]
             assert isinstance(prediction, bayesify.RegressionPrediction)
             found[f"{name}, {label}"] = _measures(prediction, test[1], scale)
     return found

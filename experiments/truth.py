@@ -67,7 +67,7 @@ def network(inputs: int, outputs: int) -> nn.Module:
 
 def methods_for(n: int, epochs: int, lr: float = 0.1) -> dict[str, Method]:
     """Return every method, with the prior N(0, 1) where it has one, for n examples, so many epochs and SGD's rate."""
-    rates: dict[str, Any] = {"epochs": epochs, "lr": 0.003, "optimiser": "adam", "schedule": "cosine"}
+    rates: dict[str, Any] = {"epochs": epochs, "lr": 0.003, "optimizer": "adam", "schedule": "cosine"}
     # By SGD: the weight decay of Adam is no prior.
     plain: dict[str, Any] = {
         "epochs": epochs,
@@ -77,7 +77,7 @@ def methods_for(n: int, epochs: int, lr: float = 0.1) -> dict[str, Method]:
     }
     chain: dict[str, Any] = {
         "chains": 2,
-        "num_samples": 50,
+        "samples_per_chain": 50,
         "prior_std": 1.0,
         "epochs": 3 * epochs,
         "lr": min(0.2, 10 / n),
@@ -131,7 +131,7 @@ def size_row(data: Callable[[int, int], tuple[Tensor, Tensor]], name: str, n: in
     new, answers = data(1000, 1)
     linear = name.startswith("laplace")
     prediction = bayesify.predict(
-        posterior, new, num_samples=None if linear else 100, seed=0, how="linearised" if linear else "sampling"
+        posterior, new, num_draws=None if linear else 100, seed=0, how="linearised" if linear else "sampling"
     )
     return {"n": n, **summary(prediction, answers)}
 
@@ -185,7 +185,7 @@ class Reference:
         generator = torch.Generator().manual_seed(0)
         start = torch.randn(chains, sum(sizes), generator=generator, dtype=torch.float64)
         found, accepted = hmc(
-            potential, start, num_samples=samples, burn_in=burn_in, leapfrogs=30, step=0.05, generator=generator
+            potential, start, num_draws=samples, burn_in=burn_in, leapfrogs=30, step=0.05, generator=generator
         )
         thinned = found[::10].transpose(0, 1)  # (chains, samples, parameters)
         grid = self.grid.double()
@@ -229,7 +229,7 @@ def hmc_row(reference: Reference, name: str) -> dict[str, Any]:
         bayesify.fit(posterior, loader_of(x, y), progress=False, seed=0, accuracy_tolerance=1)
     how = "linearised" if name.startswith("laplace") else "sampling"
     prediction = bayesify.predict(
-        posterior, reference.grid, num_samples=None if how == "linearised" else 500, seed=0, how=how
+        posterior, reference.grid, num_draws=None if how == "linearised" else 500, seed=0, how=how
     )
     return reference.compare(prediction.probs, prediction.epistemic)
 
@@ -245,7 +245,7 @@ def beside_hmc(name: str) -> Method:
                 **vars(found),
                 "chains": 8,
                 "together": True,
-                "num_samples": 100,
+                "samples_per_chain": 100,
                 "epochs": 20_000,
                 "lr": 0.05,
                 "start": "reset",

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from bayesify import ABNN, APD, SGLD, SWAG, BayesAdapter, DeepEnsemble, Laplace, MCDropout, convert, fit, predict
-from bayesify.methods import methods
+from bayesify.methods import list_methods
 from tests.torchvision_stub import import_torchvision
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -107,11 +107,11 @@ def configuration(name, network):
         rates = [module.p for module in network.modules() if type(module) in (nn.Dropout, nn.Dropout2d)]
         return MCDropout() if any(rates) else MCDropout(p=0.2, insert_before="linear")
     if name == "swag":
-        return SWAG(rank=2, num_draws=3)
+        return SWAG(rank=2, num_bn_draws=3)
     if name == "sgld":
-        return SGLD(num_samples=3)
+        return SGLD(samples_per_chain=3)
     if name == "apd":
-        return APD(num_samples=1, latent=4, hidden=(8,), num_draws=3)
+        return APD(samples_per_chain=1, latent=4, hidden=(8,), num_bn_draws=3)
     if name == "deep-ensemble":
         return DeepEnsemble(members=3, start="perturbed")
     if name == "abnn":
@@ -119,8 +119,8 @@ def configuration(name, network):
     if name == "bayes-adapter":
         return BayesAdapter()  # as with ABNN, the example's noise is for small networks
     if name == "laplace":
-        return Laplace(structure="diagonal", samples=1, prior_precision=1e4)
-    return methods()[name].example()
+        return Laplace(structure="diagonal", mc_labels=1, prior_precision=1e4)
+    return list_methods()[name].example()
 
 
 def fit_a_little(posterior, inputs):
@@ -156,7 +156,7 @@ def fit_a_little(posterior, inputs):
 
 
 @pytest.mark.parametrize("architecture", NETWORKS)
-@pytest.mark.parametrize("name", sorted(methods()))
+@pytest.mark.parametrize("name", sorted(list_methods()))
 def test_convert_and_predict(architecture, name):
     make, inputs = NETWORKS[architecture]
     network = as_if_trained(make(), inputs)
@@ -167,8 +167,8 @@ def test_convert_and_predict(architecture, name):
     include = ["conv1", "fc"] if "resnet" in architecture and name in ("swag", "deep-ensemble", "sgld", "apd") else None
     posterior = convert(network, configuration(name, network), include=include)
     fit_a_little(posterior, inputs)
-    prediction = predict(posterior, inputs, num_samples=3, seed=4, keep_samples=True)
-    one = predict(posterior, inputs, num_samples=3, seed=4, chunk_size=1)
+    prediction = predict(posterior, inputs, num_draws=3, seed=4, keep_samples=True)
+    one = predict(posterior, inputs, num_draws=3, seed=4, chunk_size=1)
 
     with torch.no_grad():
         outputs = []
@@ -178,7 +178,7 @@ def test_convert_and_predict(architecture, name):
         first = posterior.draw(4)(**inputs) if isinstance(inputs, dict) else posterior.draw(4)(inputs)
     torch.testing.assert_close(prediction.samples, torch.stack(outputs), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(one.probs, prediction.probs, rtol=1e-4, atol=1e-5)
-    single = predict(posterior, inputs, num_samples=1, seed=4, keep_samples=True).samples[0]
+    single = predict(posterior, inputs, num_draws=1, seed=4, keep_samples=True).samples[0]
     first = posterior.likelihood.classes_last(posterior.read(first)).softmax(-1)
     torch.testing.assert_close(single, first, rtol=1e-4, atol=1e-5)
     if name != "map":

@@ -62,7 +62,7 @@ def test_a_changed_byte_of_the_second_format_is_refused(tmp_path, name):
 
 
 def test_the_second_format_has_every_method_and_is_small():
-    assert {method.name for method in make_format2.METHODS.values()} == set(bayesify.methods())
+    assert {method.name for method in make_format2.METHODS.values()} == set(bayesify.list_methods())
     folders = {folder.name for folder in FORMAT2.iterdir() if folder.is_dir()}
     assert folders == set(NAMES)
     assert all(json.loads((FORMAT2 / name / "config.json").read_text())["format"] == 2 for name in folders)
@@ -81,8 +81,8 @@ def test_the_first_format_still_loads_and_predicts_the_same(name):
     posterior = bayesify.load(FORMAT1 / name, network)
     made = name in make_format1.MADE
     assert posterior.law.name == name if made else posterior.method == make_format1.METHODS[name]
-    num_samples = make_format1.NUM_SAMPLES.get(name, 8)
-    prediction = bayesify.predict(posterior, outputs["inputs"], num_samples=num_samples, seed=5)
+    num_draws = make_format1.NUM_DRAWS.get(name, 8)
+    prediction = bayesify.predict(posterior, outputs["inputs"], num_draws=num_draws, seed=5)
     torch.testing.assert_close(prediction.log_probs, outputs[f"{name}.log_probs"], rtol=0, atol=1e-6)
     torch.testing.assert_close(prediction.epistemic, outputs[f"{name}.epistemic"], rtol=0, atol=1e-6)
     assert prediction.epistemic.max() > 1e-3 or name == "map"  # and not because nothing is random
@@ -90,6 +90,6 @@ def test_the_first_format_still_loads_and_predicts_the_same(name):
 
 def test_the_first_format_covers_every_method_and_is_small():
     names = {*make_format1.METHODS, *make_format1.MADE}
-    assert {method.name for method in make_format1.METHODS.values()} == set(bayesify.methods())
+    assert {method.name for method in make_format1.METHODS.values()} == set(bayesify.list_methods())
     assert {folder.name for folder in FORMAT1.iterdir() if folder.is_dir()} == names
     assert sum(file.stat().st_size for file in FORMAT1.rglob("*") if file.is_file()) < 100_000

@@ -53,10 +53,10 @@ def test_data_sets_where_loaders_are_needed():
         bayesify.fit(posterior, DATA, epochs=1)
 
 
-def test_an_optimiser_where_a_function_is_needed():
+def test_an_optimizer_where_a_function_is_needed():
     posterior = bayesify.convert(make_network(), MCDropout())
     with pytest.raises(TypeError, match="lambda groups"):
-        bayesify.fit(posterior, DataLoader(DATA, 2), optimiser=torch.optim.Adam(posterior.parameters()), epochs=1)
+        bayesify.fit(posterior, DataLoader(DATA, 2), optimizer=torch.optim.Adam(posterior.parameters()), epochs=1)
 
 
 def test_arrays_are_tensors():

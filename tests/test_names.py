@@ -3,6 +3,7 @@
 import ast
 import importlib
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,10 +45,12 @@ def _named() -> dict[str, str]:
 
 def resolves(name: str) -> bool:
     value = bayesify
-    for part in name.split(".")[1:]:
-        if not hasattr(value, part):
-            return False
-        value = getattr(value, part)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of old names, which the package lists
+        for part in name.split(".")[1:]:
+            if not hasattr(value, part):
+                return False
+            value = getattr(value, part)
     return True
 
 

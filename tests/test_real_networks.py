@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from bayesify import ABNN, APD, IBNN, MAP, SGLD, SWAG, BayesAdapter, DeepEnsemble, Laplace, MCDropout
-from bayesify.methods import methods
+from bayesify.methods import list_methods
 from tests.test_architectures import as_if_trained, timm, tiny_vit, torchvision
 
 ROWS, CLASSES = 8, 3
@@ -21,16 +21,16 @@ METHODS = {
     "map": MAP(**SMALL),
     "mc-dropout": MCDropout(p=0.1, insert_before="linear", **SMALL),
     "deep-ensemble": DeepEnsemble(members=2, start="perturbed", **SMALL),
-    "swag": SWAG(rank=2, num_draws=2, snapshots_per_epoch=2, epochs=1, lr=1e-2),
-    "abnn": ABNN(members=2, samples=1, alpha=0.03, **SMALL),
+    "swag": SWAG(rank=2, num_bn_draws=2, snapshots_per_epoch=2, epochs=1, lr=1e-2),
+    "abnn": ABNN(members=2, draws_per_member=1, alpha=0.03, **SMALL),
     "bayes-adapter": BayesAdapter(**SMALL),
-    "bayes-adapter, shared": BayesAdapter(noise="shared", **SMALL),
-    "ibnn": IBNN(components=2, samples=1, **SMALL),
+    "bayes-adapter, shared": BayesAdapter(estimator="shared", **SMALL),
+    "ibnn": IBNN(components=2, draws_per_component=1, **SMALL),
     "laplace": Laplace(),
-    "laplace, diagonal": Laplace(structure="diagonal", samples=1, prior_precision=1e4),
-    "laplace, kronecker": Laplace(structure="kronecker", samples=1, prior_precision=1e4),
-    "sgld": SGLD(num_samples=2, lr=1e-4, epochs=1, burn_in=0.0),
-    "apd": APD(num_samples=2, lr=1e-4, epochs=1, burn_in=0.0, latent=4, hidden=(8,), steps=2, num_draws=2),
+    "laplace, diagonal": Laplace(structure="diagonal", mc_labels=1, prior_precision=1e4),
+    "laplace, kronecker": Laplace(structure="kronecker", mc_labels=1, prior_precision=1e4),
+    "sgld": SGLD(samples_per_chain=2, lr=1e-4, epochs=1, burn_in=0.0),
+    "apd": APD(samples_per_chain=2, lr=1e-4, epochs=1, burn_in=0.0, latent=4, hidden=(8,), steps=2, num_bn_draws=2),
 }
 WAYS = ("mean", "closed-form", "streamlined", "linearised", "moments", "margin", "principal")
 
@@ -83,7 +83,7 @@ REFUSED = {("transformers gpt2", "laplace"): "take Laplace\\(structure='diagonal
 
 
 def test_every_method_goes_the_whole_way():
-    assert {name.partition(",")[0] for name in METHODS} == set(methods())
+    assert {name.partition(",")[0] for name in METHODS} == set(list_methods())
 
 
 @pytest.mark.slow
@@ -107,7 +107,7 @@ def test_fit_predict_save_and_load(architecture, name, tmp_path):
     if name not in ("map", "laplace", "laplace, diagonal", "laplace, kronecker"):
         assert _moved(posterior, network), "nothing was learned"
 
-    predictions = {"sampling": bayesify.predict(posterior, inputs, num_samples=2, seed=0)}
+    predictions = {"sampling": bayesify.predict(posterior, inputs, num_draws=2, seed=0)}
     for how in WAYS:
         found = _predicted(posterior, inputs, how)
         if found is not None:
@@ -122,7 +122,7 @@ def test_fit_predict_save_and_load(architecture, name, tmp_path):
     bayesify.save(posterior, tmp_path / "saved")
     loaded = bayesify.load(tmp_path / "saved", network)
     for how, prediction in predictions.items():
-        again = bayesify.predict(loaded, inputs, how=how, num_samples=2 if how == "sampling" else None, seed=0)
+        again = bayesify.predict(loaded, inputs, how=how, num_draws=2 if how == "sampling" else None, seed=0)
         torch.testing.assert_close(again.probs, prediction.probs, rtol=1e-6, atol=1e-7, msg=how)
     assert all(torch.equal(tensor, before[key]) for key, tensor in network.state_dict().items())
 

@@ -20,12 +20,12 @@ from bayesify import (
     DeepEnsemble,
     Laplace,
     MCDropout,
-    UncertaintyRegulariser,
+    OODRegularizer,
     convert,
     predict,
 )  # fmt: skip
 from bayesify.laws.recomputation import RecomputationError
-from bayesify.methods import methods
+from bayesify.methods import list_methods
 from tests.torchvision_stub import import_torchvision
 
 IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -40,9 +40,9 @@ METHODS = {
     "map": MAP(),
     "mc-dropout": MCDropout(),
     "adapter": BayesAdapter(start_std=(0.1, 0.2)),
-    "adapter, exemplar": BayesAdapter(start_std=(0.1, 0.2), noise="exemplar"),
-    "adapter, flipout": BayesAdapter(start_std=(0.1, 0.2), noise="flipout"),
-    "adapter, shared": BayesAdapter(start_std=(0.1, 0.2), noise="shared"),
+    "adapter, exemplar": BayesAdapter(start_std=(0.1, 0.2), estimator="exemplar"),
+    "adapter, flipout": BayesAdapter(start_std=(0.1, 0.2), estimator="flipout"),
+    "adapter, shared": BayesAdapter(start_std=(0.1, 0.2), estimator="shared"),
     "ibnn": IBNN(),
     "abnn": ABNN(members=2),
     "abnn without noise": ABNN(members=2, alpha=0.0),
@@ -190,7 +190,7 @@ def test_gradients_of_recomputed_layers_are_right_or_refused(architecture, name)
 
 
 def test_every_method_is_in_the_table():
-    assert {method.name for method in METHODS.values()} >= set(methods()) - {"bank", "generator", "mixture"}
+    assert {method.name for method in METHODS.values()} >= set(list_methods()) - {"bank", "generator", "mixture"}
 
 
 @pytest.mark.parametrize("how", ["loss", "draw", "mean", "sensitivity"])
@@ -211,7 +211,7 @@ def test_dropout_masks_repeat_or_are_refused(how, drop):
         x = ROWS.clone().requires_grad_()
         try:
             if how == "sensitivity":
-                return {"x": bayesify.input_sensitivity(posterior, x, num_samples=2, seed=0).gradient}
+                return {"x": bayesify.input_sensitivity(posterior, x, num_draws=2, seed=0).gradient}
             if how == "draw":
                 y = posterior.draw(0)(x)
             else:
@@ -243,16 +243,16 @@ class Norms(nn.Module):
 
 
 @pytest.mark.parametrize("method", [MCDropout(), BayesAdapter(statistics="frozen"), BayesAdapter()], ids=str)
-@pytest.mark.parametrize("foreign", [None, torch.ones(3, 5)], ids=["alone", "with foreign rows"])
-def test_statistics_that_only_the_pass_knows_are_refused(method, foreign):
-    """Foreign rows kept apart, and statistics kept as they are, are so for the time of the pass only."""
+@pytest.mark.parametrize("ood", [None, torch.ones(3, 5)], ids=["alone", "with OOD rows"])
+def test_statistics_that_only_the_pass_knows_are_refused(method, ood):
+    """OOD rows kept apart, and statistics kept as they are, are so for the time of the pass only."""
 
     def gradient(on):
         torch.manual_seed(0)
         posterior = convert(Norms(on), method).train()
         torch.manual_seed(1)
-        regulariser = UncertaintyRegulariser(statistics="apart", threshold=0.5)
-        loss = posterior.loss((ROWS, TARGETS), num_data=9, foreign=foreign, regulariser=regulariser)
+        regularizer = OODRegularizer(statistics="apart", threshold=0.5)
+        loss = posterior.loss((ROWS, TARGETS), num_data=9, ood=ood, regularizer=regularizer)
         try:
             loss.total.backward()
         except RecomputationError:
@@ -261,7 +261,7 @@ def test_statistics_that_only_the_pass_knows_are_refused(method, foreign):
 
     expected, found = gradient(False), gradient(True)
     assert expected is not None
-    assert (found is None) == (foreign is not None or getattr(method, "statistics", "") == "frozen")
+    assert (found is None) == (ood is not None or getattr(method, "statistics", "") == "frozen")
     if found is not None:
         torch.testing.assert_close(found, expected)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from bayesify import layers, methods
+from bayesify._core.deprecation import moved_modules, moved_names
 from bayesify.conversion import convert, ensemble
 from bayesify.evaluation import measures as measure
 from bayesify.evaluation.checking import Check, check
@@ -33,8 +35,9 @@ from bayesify.methods import (
     Laplace,
     MCDropout,
     Method,
-    UncertaintyRegulariser,
+    OODRegularizer,
     join_banks,
+    list_methods,
     register,
     sample_bank,
 )
@@ -78,12 +81,12 @@ __all__ = [
     "Method",
     "Moments",
     "NonFiniteError",
+    "OODRegularizer",
     "Posterior",
     "Prediction",
     "RegressionPrediction",
     "Sampling",
     "Streamlined",
-    "UncertaintyRegulariser",
     "calibrate",
     "capabilities",
     "check",
@@ -102,6 +105,7 @@ __all__ = [
     "input_sensitivity",
     "join_banks",
     "layers",
+    "list_methods",
     "load",
     "measure",
     "methods",
@@ -127,4 +131,31 @@ def __getattr__(name: str) -> Any:
         return import_module("bayesify.prediction.sensitivity").input_sensitivity
     if name in ("Moments", "fit_variance_scale", "moment_rule"):
         return getattr(import_module("bayesify.prediction"), name)
-    raise AttributeError(f"module 'bayesify' has no attribute {name!r}")
+    if name in ("posteriors", "sensitivity"):
+        return sys.modules[f"bayesify.{name}"]
+    return _old_name(name)
+
+
+_old_name = moved_names(
+    "bayesify",
+    {
+        "Law": "bayesify.prediction.Component",
+        "UncertaintyRegulariser": "bayesify.methods.OODRegularizer",
+    },
+    stacklevel=4,
+)
+moved_modules(
+    {
+        "bayesify.calibrate": "bayesify.prediction.calibration",
+        "bayesify.check": "bayesify.evaluation.checking",
+        "bayesify.convert": "bayesify.conversion",
+        "bayesify.diagnose": "bayesify.evaluation.diagnosis",
+        "bayesify.distill": "bayesify.methods.distillation",
+        "bayesify.evaluate": "bayesify.evaluation.evaluation",
+        "bayesify.export": "bayesify.prediction.exporting",
+        "bayesify.fit": "bayesify.fitting",
+        "bayesify.posteriors": "bayesify.laws",
+        "bayesify.predict": "bayesify.prediction",
+        "bayesify.sensitivity": "bayesify.prediction.sensitivity",
+    }
+)

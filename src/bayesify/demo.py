@@ -22,13 +22,13 @@ from bayesify.cli._report import with_report
 from bayesify.conversion import convert
 from bayesify.data import Split, photo_patches, read_digits, uniform_like
 from bayesify.fitting import History, fit
-from bayesify.methods import MAP, Method, methods
+from bayesify.methods import MAP, Method, list_methods
 
 __all__ = ["Demo", "DemoData", "make_network", "read_data", "run_demo", "train_network"]
 
 TRAINING = MAP(epochs=50, lr=0.1, schedule="cosine")
 NUM_TRAIN = 200
-NUM_FOREIGN = 500
+NUM_OOD = 500
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class DemoData:
         train: The few digits that the network and the methods learn from.
         val: Digits to calibrate on.
         test: Digits for the table only.
-        foreign: Images that are no digits, by name: patches of photographs, and uniform noise.
+        ood: Images that are no digits, by name: patches of photographs, and uniform noise.
     """
 
     train: Split
     val: Split
     test: Split
-    foreign: dict[str, Tensor]
+    ood: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def run_demo(out: Path, *, seed: int = 0, quick: bool = False, progress: bool = 
 def _run(out: Path, seed: int, quick: bool, progress: bool) -> Demo:
     start = time.perf_counter()
     data = read_data(seed=seed, num_train=64 if quick else NUM_TRAIN, num_other=100 if quick else None)
-    everything = dict(sorted(methods().items(), key=lambda item: item[0] != MAP.name))  # the plain network first
+    everything = dict(sorted(list_methods().items(), key=lambda item: item[0] != MAP.name))  # the plain network first
     with tqdm(total=len(everything) + 1, desc="training", file=sys.stderr, disable=not progress, leave=False) as bar:
         network, history, seconds = train_network(data.train, seed=seed, quick=quick, progress=progress)
         task = Task(
@@ -105,7 +105,7 @@ def _run(out: Path, seed: int, quick: bool, progress: bool) -> Demo:
             train=_loader(data.train, shuffle=True),
             val=_loader(data.val),
             test=_loader(data.test),
-            foreign={name: _loader(Split(x, torch.zeros(len(x)).long())) for name, x in data.foreign.items()},
+            ood={name: _loader(Split(x, torch.zeros(len(x)).long())) for name, x in data.ood.items()},
             plain_seconds=seconds,
             seed=seed,
             progress=progress,
@@ -127,14 +127,14 @@ def _run(out: Path, seed: int, quick: bool, progress: bool) -> Demo:
         title="bayesify demo",
         images=data.test.inputs,
         class_names=[str(digit) for digit in range(10)],
-        foreign_images=data.foreign,
+        ood_images=data.ood,
         notes=[introduction],
     )
     return Demo(introduction, comparison, report, time.perf_counter() - start)
 
 
 def read_data(*, seed: int, num_train: int, num_other: int | None = None) -> DemoData:
-    """Read the digits and cut the foreign images.
+    """Read the digits and cut the OOD images.
 
     Args:
         seed: Decides which digits are learned from.
@@ -146,9 +146,9 @@ def read_data(*, seed: int, num_train: int, num_other: int | None = None) -> Dem
     unused = whole.part(order[num_train:])
     test = Split(torch.cat([test.inputs, unused.inputs]), torch.cat([test.targets, unused.targets]))
     some = slice(num_other)
-    photos = photo_patches(min(NUM_FOREIGN, num_other or NUM_FOREIGN), seed=seed)
-    foreign = {"photos": photos, "noise": uniform_like(photos, generator=seed)}
-    return DemoData(whole.part(order[:num_train]), read_digits("val").part(some), test.part(some), foreign)
+    photos = photo_patches(min(NUM_OOD, num_other or NUM_OOD), seed=seed)
+    ood = {"photos": photos, "noise": uniform_like(photos, generator=seed)}
+    return DemoData(whole.part(order[:num_train]), read_digits("val").part(some), test.part(some), ood)
 
 
 def make_network() -> nn.Module:
@@ -206,9 +206,9 @@ def _loader(split: Split, *, shuffle: bool = False) -> DataLoader[Any]:
 
 def _introduction(network: nn.Module, data: DemoData, history: History, seconds: float) -> str:
     weights, loss = sum(p.numel() for p in network.parameters()), history.epochs[-1].terms["total"]
-    foreign = " and ".join(f"{len(images)} of {name}" for name, images in data.foreign.items())
+    ood = " and ".join(f"{len(images)} of {name}" for name, images in data.ood.items())
     return (
         f"A network of {weights:,} weights learned {len(data.train)} digits in {seconds:.1f} s, to a training loss of "
-        f"{loss:.4f}. The figures are of {len(data.test)} other digits; foreign inputs are {foreign}. 'fit' is what a "
+        f"{loss:.4f}. The figures are of {len(data.test)} other digits; OOD inputs are {ood}. 'fit' is what a "
         "method adds to the training."
     )

@@ -24,11 +24,11 @@ def make_trained():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
     images, labels = few_digits("train").tensors
-    optimiser = torch.optim.Adam(network.parameters(), 0.02)
+    optimizer = torch.optim.Adam(network.parameters(), 0.02)
     for _ in range(60):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         nn.functional.cross_entropy(network(images), labels).backward()
-        optimiser.step()
+        optimizer.step()
     return network.eval()
 
 

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from bayesify.cli._common import JobError, UsageError
-from bayesify.cli._data import foreign_sets, images_of, load_split, make_loader, match_images, normalised
+from bayesify.cli._data import images_of, load_split, make_loader, match_images, normalised, ood_sets
 from bayesify.cli._network import find_object, load_network, load_weights
 from bayesify.data import Split, read_digits
 from tests.cli.nets import make_network
@@ -187,9 +187,9 @@ def test_imagenet_normalisation_is_that_of_a_naive_loop():
         normalised(images[:, :1])
 
 
-def test_foreign_images_look_like_the_data(monkeypatch):
+def test_ood_images_look_like_the_data(monkeypatch):
     cifar = Split(torch.rand(4, 3, 32, 32), torch.zeros(4).long())
-    sets = foreign_sets(["digits", f"{NETS}:photos"], cifar, normalise="imagenet")
+    sets = ood_sets(["digits", f"{NETS}:photos"], cifar, normalise="imagenet")
     expected = normalised(match_images(read_digits("test").inputs, (3, 32, 32)))
     assert torch.equal(sets["digits"].inputs, expected)
     assert sets[f"{NETS}:photos"][0][0].shape == (1, 8, 8)  # the user's own are left alone

@@ -57,7 +57,7 @@ def test_a_setting_is_for_all_methods_that_have_it_or_for_one():
 
 
 def test_all_are_all():
-    assert list(make_methods(["map", "all"], [])) == list(bayesify.methods())
+    assert list(make_methods(["map", "all"], [])) == list(bayesify.list_methods())
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_methods_of_users_have_settings_too(monkeypatch):
         name = "mine"
         widths: tuple[int, ...] = (1,)
 
-    monkeypatch.setattr("bayesify.cli._settings.methods", lambda: {"mine": Mine})
+    monkeypatch.setattr("bayesify.cli._settings.list_methods", lambda: {"mine": Mine})
     assert make_method("mine", ["widths=[3, 4]"]).widths == (3, 4)
 
 

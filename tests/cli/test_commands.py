@@ -54,7 +54,7 @@ def test_examples_in_help_texts_are_accepted():
 def test_methods_lists_every_one(bayesify):
     code, text, _ = bayesify("methods", "--settings")
     assert code == 0
-    assert [line.split()[0] for line in text.splitlines() if not line.startswith(" ")] == list(library.methods())
+    assert [line.split()[0] for line in text.splitlines() if not line.startswith(" ")] == list(library.list_methods())
     assert "rank=20" in text
     found = json.loads(bayesify("methods", "--json")[1])["methods"]
     assert found["swag"]["settings"]["rank"] == 20
@@ -63,7 +63,7 @@ def test_methods_lists_every_one(bayesify):
 
 def test_evaluate_measures_the_plain_network(bayesify, model, network):
     code, text, _ = bayesify(
-        "evaluate", *model, "--data", "digits", "--method", "map", "--foreign", f"{NETS}:photos", "--json"
+        "evaluate", *model, "--data", "digits", "--method", "map", "--ood", f"{NETS}:photos", "--json"
     )
     assert code == 0
     found = json.loads(text)
@@ -171,7 +171,7 @@ def test_saved_posteriors_evaluate_and_compare_alike(bayesify, model, tmp_path):
     common = (*model, "--data", "digits", "--posterior", tmp_path / "swag", "--num-samples", 5, "--json")
     alone = json.loads(bayesify("evaluate", *common)[1])
     report = tmp_path / "out" / "report.html"
-    code, text, _ = bayesify("report", *common, "--foreign", f"{NETS}:photos", "--out", report)
+    code, text, _ = bayesify("report", *common, "--ood", f"{NETS}:photos", "--out", report)
     assert code == 0
     found = json.loads(text)
     assert [row["name"] for row in found["evaluations"]] == ["map", str(tmp_path / "swag")]
@@ -221,7 +221,7 @@ def test_regression(bayesify, tmp_path):
         "--set",
         "lr=0.05",
         "--set",
-        "optimiser=adam",
+        "optimizer=adam",
     )
     code, _, error = bayesify("fit", *model, *words, "--out", tmp_path / "line", "--batch-size", 10)
     assert code == 0, error

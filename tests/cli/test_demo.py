@@ -17,8 +17,8 @@ def test_every_method_is_in_the_table_and_a_failure_stops_no_other(bayesify, tmp
         def build(self, network, selection):
             raise ValueError("This one never works.\nAnd a second line.")
 
-    known = library.methods()
-    monkeypatch.setattr("bayesify.demo.methods", lambda: {"broken": Broken, **known})
+    known = library.list_methods()
+    monkeypatch.setattr("bayesify.demo.list_methods", lambda: {"broken": Broken, **known})
     code, text, error = bayesify("demo", "--quick", "--out", tmp_path)
     rows = [line.partition("  ")[0] for line in text.splitlines()]
     for name in known:
@@ -37,7 +37,7 @@ def test_every_method_is_in_the_table_and_a_failure_stops_no_other(bayesify, tmp
 
 
 def test_json_is_all_there_is_on_stdout(bayesify, tmp_path, monkeypatch):
-    monkeypatch.setattr("bayesify.demo.methods", lambda: {"map": library.MAP})
+    monkeypatch.setattr("bayesify.demo.list_methods", lambda: {"map": library.MAP})
     code, text, _ = bayesify("demo", "--quick", "--out", tmp_path, "--json", "--quiet")
     found = json.loads(text)
     assert code == 0
@@ -48,7 +48,7 @@ def test_json_is_all_there_is_on_stdout(bayesify, tmp_path, monkeypatch):
 
 
 def test_a_report_that_cannot_be_written_costs_no_table(bayesify, tmp_path, monkeypatch):
-    monkeypatch.setattr("bayesify.demo.methods", lambda: {"map": library.MAP})
+    monkeypatch.setattr("bayesify.demo.list_methods", lambda: {"map": library.MAP})
     (tmp_path / "report.html").mkdir()
     code, text, _ = bayesify("demo", "--quick", "--out", tmp_path, "--quiet")
     assert code == 1
@@ -65,4 +65,4 @@ def test_parts_of_the_data_are_disjoint_and_whole(seed):
     assert torch.equal(images.flatten(1).unique(dim=0), whole.flatten(1).unique(dim=0))
     assert len(images) == len(whole)
     assert torch.equal(data.val.inputs, read_digits("val").inputs)
-    assert all(len(foreign) == 500 for foreign in data.foreign.values())
+    assert all(len(ood) == 500 for ood in data.ood.values())

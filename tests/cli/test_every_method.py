@@ -16,8 +16,8 @@ QUICK = {
     "mc-dropout": (),
     "laplace": (),
     "swag": ("--epochs", 2),
-    "sgld": ("--epochs", 2, "--set", "num_samples=3"),
-    "apd": ("--epochs", 2, "--set", "num_samples=3", "--set", "chains=2", "--set", "steps=5"),
+    "sgld": ("--epochs", 2, "--set", "samples_per_chain=3"),
+    "apd": ("--epochs", 2, "--set", "samples_per_chain=3", "--set", "chains=2", "--set", "steps=5"),
     "deep-ensemble": ("--epochs", 1, "--set", "members=2"),
     "abnn": ("--epochs", 1, "--set", "members=2"),
     "bayes-adapter": ("--epochs", 1),
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # the network is
 
 
 def test_every_method_is_here():
-    assert set(QUICK) == set(library.methods())
+    assert set(QUICK) == set(library.list_methods())
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -112,9 +112,9 @@ def test_whether_there_is_noise_does_not_depend_on_train_and_eval(case: Case):
 def test_predictions_do_not_depend_on_the_chunk_size(case: Case, example: Example, chunk_size: int):
     posterior = fitted(case, example)
     x = example.inputs(7)
-    whole = bayesify.predict(posterior, x, num_samples=3 if case.any_draws else None, seed=5, keep_samples=True)
+    whole = bayesify.predict(posterior, x, num_draws=3 if case.any_draws else None, seed=5, keep_samples=True)
     parts = bayesify.predict(
-        posterior, x, num_samples=3 if case.any_draws else None, seed=5, keep_samples=True, chunk_size=chunk_size
+        posterior, x, num_draws=3 if case.any_draws else None, seed=5, keep_samples=True, chunk_size=chunk_size
     )
     for field in ("probs", "aleatoric", "model_variance", "variation_ratio", "logits_mean", "samples"):
         assert_close(getattr(parts, field), getattr(whole, field), **EXACT)
@@ -124,7 +124,7 @@ def test_predictions_do_not_depend_on_the_chunk_size(case: Case, example: Exampl
 
 def test_predictions_repeat_with_the_seed_and_not_without(case: Case, posterior: Posterior, mlp: Example):
     x = mlp.inputs(6)
-    options = {"num_samples": 1}
+    options = {"num_draws": 1}
     one, same = (bayesify.predict(posterior, x, seed=7, **options).probs for _ in range(2))
     assert torch.equal(one, same)
     others = [bayesify.predict(posterior, x, seed=seed, **options).probs for seed in range(8)]

@@ -11,7 +11,7 @@ from tests.conformance.cases import CASES, EXAMPLES
 
 METHODS = {
     **{case.name: case.noisy for case in CASES},
-    **{f"adapter, {kind}": BayesAdapter(noise=kind) for kind in ("exemplar", "local", "flipout", "shared")},
+    **{f"adapter, {kind}": BayesAdapter(estimator=kind) for kind in ("exemplar", "local", "flipout", "shared")},
 }
 
 

@@ -92,7 +92,7 @@ def test_an_exception_inside_predict(case: Case):
     before = _state(posterior)
     _fuse(posterior).left = 0
     with pytest.raises(BlownError):
-        bayesify.predict(posterior, torch.randn(5, 4), num_samples=2)
+        bayesify.predict(posterior, torch.randn(5, 4), num_draws=2)
     _fuse(posterior).left = -1
     assert _state(posterior) == before
     _assert_works(case, posterior.eval())

@@ -15,13 +15,13 @@ EXACT = {"rtol": 1e-12, "atol": 1e-12}
 
 
 def test_every_registered_method_has_a_row():
-    assert {case.noisy.name for case in CASES} == set(bayesify.methods())
+    assert {case.noisy.name for case in CASES} == set(bayesify.list_methods())
     assert len({case.name for case in CASES}) == len(CASES)
 
 
 def test_rows_are_of_one_method_each():
     for case in CASES:
-        assert type(case.noisy) is type(case.silent) is bayesify.methods()[case.noisy.name]
+        assert type(case.noisy) is type(case.silent) is bayesify.list_methods()[case.noisy.name]
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_where_there_is_no_mean_a_sentence_says_so(case: Case, mlp: Example):
 @pytest.mark.filterwarnings("ignore:This posterior has no uncertainty yet")
 def test_a_silent_prediction_is_the_networks(silent: bayesify.Posterior, example: Example):
     x = example.inputs(5)
-    prediction = bayesify.predict(silent, x, num_samples=2, seed=0)
+    prediction = bayesify.predict(silent, x, num_draws=2, seed=0)
     with torch.no_grad():
         assert_close(prediction.probs, example.network()(x).softmax(-1), **EXACT)
     assert_close(prediction.epistemic, torch.zeros(5, dtype=torch.float64), **EXACT)

@@ -91,16 +91,16 @@ POSTERIORS = {
     "mc-dropout": MCDropout(p=0.1),
     "abnn": ABNN(members=2, alpha=0.1),
     "ensemble": DeepEnsemble(members=2, start="network"),
-    "swag": SWAG(rank=2, num_draws=4, epochs=2, snapshots_per_epoch=2),
-    "swag, diagonal": SWAG(rank=0, num_draws=4, epochs=2, snapshots_per_epoch=2),
+    "swag": SWAG(rank=2, num_bn_draws=4, epochs=2, snapshots_per_epoch=2),
+    "swag, diagonal": SWAG(rank=0, num_bn_draws=4, epochs=2, snapshots_per_epoch=2),
     "adapter": BayesAdapter(start_std=(0.02, 0.02)),
-    "ibnn": IBNN(components=2, samples=2, means_std=0.05, start_std=(0.05, 0.05)),
+    "ibnn": IBNN(components=2, draws_per_component=2, means_std=0.05, start_std=(0.05, 0.05)),
     "laplace": Laplace(prior_precision=300.0),
     "laplace, diagonal": Laplace(structure="diagonal", prior_precision=3000.0),
     "laplace, kronecker": Laplace(structure="kronecker", prior_precision=3000.0),
-    "sgld": SGLD(num_samples=4, burn_in=0.3, **SGLD_LIKE),
-    "apd": APD(chains=2, hidden=(4,), latent=2, steps=2, num_draws=4, num_samples=4, **SGLD_LIKE),
-    "mixture": Mixture(components=2, num_draws=4),
+    "sgld": SGLD(samples_per_chain=4, burn_in=0.3, **SGLD_LIKE),
+    "apd": APD(chains=2, hidden=(4,), latent=2, steps=2, num_bn_draws=4, samples_per_chain=4, **SGLD_LIKE),
+    "mixture": Mixture(components=2, num_bn_draws=4),
     "members of posteriors": BayesAdapter(start_std=(0.02, 0.02)),
 }
 LEARNED = ("swag", "laplace", "sgld", "apd")  # the others are random as they are converted
@@ -139,7 +139,7 @@ def made(name, network):
 
 
 def predicted(posterior, x, how):
-    options = {"num_samples": 4, "seed": 0} if how == "sampling" else {}
+    options = {"num_draws": 4, "seed": 0} if how == "sampling" else {}
     return bayesify.predict(posterior, x, how=how, **options)
 
 
@@ -203,13 +203,23 @@ def test_little_noise_has_the_variance_of_draws(name, network):
     posterior, x = made(name, network), inputs_of(network)
     if name == "mixture" and network in ("cnn", "odd"):
         pytest.skip("its batch-normalisation statistics belong to draws")
-    drawn = bayesify.predict(posterior, x, num_samples=400, seed=0).logits_variance.sum()
+    drawn = bayesify.predict(posterior, x, num_draws=400, seed=0).logits_variance.sum()
     for how, bound in (("linearised", 1.5), ("streamlined", 2.0)):
         ratio = (bayesify.predict(posterior, x, how=how).logits_variance.sum() / drawn).item()
         assert 1 / bound < ratio < bound, (how, ratio)
 
 
-@pytest.mark.parametrize("how", ["streamlined", "linearised", Streamlined(engine="moments"), Streamlined(engine="margin"), Streamlined(engine="principal"), Streamlined(covariance="full")])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "streamlined",
+        "linearised",
+        Streamlined(engine="moments"),
+        Streamlined(engine="margin"),
+        Streamlined(engine="principal"),
+        Streamlined(covariance="full"),
+    ],
+)
 def test_a_random_last_layer_has_its_closed_form_by_every_name(how):
     """It was refused, with a sentence that its weights are no Gaussians."""
     posterior, x = made("laplace", "cnn"), inputs_of("cnn")
@@ -228,7 +238,7 @@ def test_a_random_last_layer_has_its_closed_form_by_every_name(how):
 
 def test_a_random_last_layer_is_checked_and_scaled():
     posterior, x = made("laplace", "mlp"), inputs_of("mlp")
-    found = bayesify.check(posterior, [(x, torch.arange(6) % CLASSES)], num_samples=1000)
+    found = bayesify.check(posterior, [(x, torch.arange(6) % CLASSES)], num_draws=1000)
     assert 0.8 < found.variance_ratio < 1.25
     assert 0.8 < found.epistemic_ratio < 1.25
     loader = [(x, torch.arange(6) % CLASSES)]

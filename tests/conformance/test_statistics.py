@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import bayesify
 from bayesify import ABNN, APD, IBNN, MAP, SGLD, SWAG, BayesAdapter, DeepEnsemble, Laplace, MCDropout, Posterior
-from bayesify.methods import methods
+from bayesify.methods import list_methods
 
 ROWS = 128
 
@@ -21,7 +21,7 @@ METHODS = {
     "abnn": ABNN(alpha=0.3),
     "abnn, statistics updated": ABNN(alpha=0.3, statistics="updated"),
     "bayes-adapter": BayesAdapter(start_std=(0.05, 0.1)),
-    "bayes-adapter, flipout": BayesAdapter(start_std=(0.05, 0.1), noise="flipout"),
+    "bayes-adapter, flipout": BayesAdapter(start_std=(0.05, 0.1), estimator="flipout"),
     "laplace": Laplace(structure="diagonal"),
     "sgld": SGLD(),
     "apd": APD(),
@@ -58,12 +58,12 @@ def _data() -> tuple[Tensor, Tensor]:
 def _trained(make) -> nn.Module:
     torch.manual_seed(1)
     network = make().train()
-    optimiser = torch.optim.Adam(network.parameters(), lr=0.01)
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
     inputs, labels = _data()
     for _ in range(40):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         nn.functional.cross_entropy(network(inputs), labels).backward()
-        optimiser.step()
+        optimizer.step()
     return network.eval()
 
 
@@ -88,7 +88,7 @@ def _ratio(posterior: Posterior, passes: int) -> float:
 
 
 def test_every_method_is_in_the_table():
-    assert {method.name for method in METHODS.values()} == set(methods())
+    assert {method.name for method in METHODS.values()} == set(list_methods())
 
 
 @pytest.mark.parametrize(

@@ -246,16 +246,16 @@ def test_unpack_undoes_pack_through_json(tree):
     same(unpack(json.loads(text), tensors), tree)
 
 
-def test_an_optimiser_goes_through_a_file(tmp_path):
+def test_an_optimizer_goes_through_a_file(tmp_path):
     parameter = torch.nn.Parameter(torch.randn(3))
-    optimiser = torch.optim.AdamW([parameter], lr=0.1)
+    optimizer = torch.optim.AdamW([parameter], lr=0.1)
     parameter.sum().backward()
-    optimiser.step()
+    optimizer.step()
     tensors = {}
-    packed = pack(optimiser.state_dict(), tensors, "optimiser")
+    packed = pack(optimizer.state_dict(), tensors, "optimizer")
     write_tensors(tmp_path / "t", tensors, {"tree": packed})
     found, metadata = read_tensors(tmp_path / "t")
-    same(unpack(metadata["tree"], found), optimiser.state_dict())
+    same(unpack(metadata["tree"], found), optimizer.state_dict())
 
 
 @pytest.mark.parametrize(("tree", "kind"), [({"a": {1, 2}}, "set"), ([lambda: 0], "function"), ({(1, 2): 0}, "tuple")])

@@ -207,8 +207,8 @@ def test_all_that_looks_at_targets_sees_the_same_ones():
     torch.testing.assert_close(posterior.log_likelihood.item(), -own, rtol=1e-5, atol=0)
     right = sum(int((network(**b).logits[:, :-1].argmax(-1) == b["labels"][:, 1:]).sum()) for b in loader)
     assert history.accuracy_before == pytest.approx(right / counted)
-    calibrate(posterior, loader, num_samples=3)
-    found = check(posterior, loader, how="linearised", num_samples=8)
+    calibrate(posterior, loader, num_draws=3)
+    found = check(posterior, loader, how="linearised", num_draws=8)
     assert found.nll_difference is not None
     assert abs(found.nll_difference) < 0.5
 

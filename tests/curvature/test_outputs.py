@@ -112,7 +112,7 @@ def test_positions_that_do_not_count_have_no_curvature():
 
 
 def test_too_many_outputs_for_the_exact_ggn():
-    with pytest.raises(ValueError, match=r"12,288 backward passes .* Laplace\(samples=1\)"):
+    with pytest.raises(ValueError, match=r"12,288 backward passes .* Laplace\(mc_labels=1\)"):
         next(columns(Categorical(), torch.zeros(1, 4, 64, 64), torch.zeros(1, 64, 64).long(), curvature="ggn"))
 
 

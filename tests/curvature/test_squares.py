@@ -157,7 +157,7 @@ def test_drawn_labels_have_the_ggn_as_their_mean():
     network = make().double().eval()
     x, y = inputs(5), torch.arange(5) % 3
     exact = fitted(network, x, y).curvature.as_dict()
-    runs = [fitted(network, x, y, samples=20, seed=seed).curvature.as_dict() for seed in range(12)]
+    runs = [fitted(network, x, y, mc_labels=20, seed=seed).curvature.as_dict() for seed in range(12)]
     for key, expected in exact.items():
         each = torch.stack([run[key] for run in runs])
         error = each.std(0) / 12**0.5

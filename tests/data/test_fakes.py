@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from bayesify.data import ForeignImages, blur, jpeg, mix, noise_in_ball, shuffle_patches
+from bayesify.data import OODImages, blur, jpeg, mix, noise_in_ball, shuffle_patches
 
 
 def test_noise_fills_the_ball_and_stays_on_the_scale():
@@ -81,26 +81,26 @@ def test_mix():
 
 def test_items_are_noisy_images_or_fakes():
     images = torch.rand(40, 3, 8, 8)
-    noisy = ForeignImages(images, radius=0.05, share=0.0, shift=0, mirror=False)
+    noisy = OODImages(images, radius=0.05, share=0.0, shift=0, mirror=False)
     for index in range(40):
         gap = (noisy[index] - images[index]).abs().max()
         assert 0.02 < gap <= 0.0501
     fakes = torch.zeros(2, 3, 8, 8)
-    given = ForeignImages(images, fakes=fakes, share=1.0, compress=False, transform=lambda image: image - 1)
+    given = OODImages(images, fakes=fakes, share=1.0, compress=False, transform=lambda image: image - 1)
     assert all(torch.equal(given[index], -torch.ones(3, 8, 8)) for index in range(5))
-    called = ForeignImages(images, fakes=lambda: torch.full((3, 8, 8), 0.25), share=1.0, shift=0, compress=False)
+    called = OODImages(images, fakes=lambda: torch.full((3, 8, 8), 0.25), share=1.0, shift=0, compress=False)
     assert torch.allclose(called[0], torch.full((3, 8, 8), 0.25))
-    made = ForeignImages(images, share=1.0, compress=False)
+    made = OODImages(images, share=1.0, compress=False)
     torch.manual_seed(0)
     far = [min(float((made[i] - image).abs().mean()) for image in images) for i in range(10)]
     assert min(far) > 0.01
-    half = ForeignImages(images, radius=0.0, fakes=fakes, shift=0, mirror=False, compress=False)
+    half = OODImages(images, radius=0.0, fakes=fakes, shift=0, mirror=False, compress=False)
     count = sum(not half[index % 40].any() for index in range(400))
     assert abs(count - 200) < 5 * 10  # five standard deviations
 
 
 def test_workers_do_not_repeat_each_other():
-    data = ForeignImages(torch.full((16, 1, 8, 8), 0.5), radius=0.1, share=0.0, shift=0, mirror=False)
+    data = OODImages(torch.full((16, 1, 8, 8), 0.5), radius=0.1, share=0.0, shift=0, mirror=False)
     torch.manual_seed(0)
     rows = torch.cat(list(DataLoader(data, batch_size=4, num_workers=2)))
     assert len({tuple(row.flatten().tolist()) for row in rows}) == 16

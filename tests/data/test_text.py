@@ -80,9 +80,9 @@ def test_clinc150_labels_agree_and_out_of_scope_has_none(tmp_path):
     path = write(tmp_path / "a.json.gz", json.dumps(CLINC).encode())
     assert list(read_clinc150(path, "val")) == [("v", 1)]
     assert list(read_clinc150(path, "test")) == [("x", 0)]
-    foreign = read_clinc150(path, "oos_test")
-    assert list(foreign) == [("o3", -1), ("o4", -1)]
-    assert foreign.label_names == ("book", "pay")
+    ood = read_clinc150(path, "oos_test")
+    assert list(ood) == [("o3", -1), ("o4", -1)]
+    assert ood.label_names == ("book", "pay")
     with pytest.raises(ValueError, match="not 'dev'"):
         read_clinc150(path, "dev")
 

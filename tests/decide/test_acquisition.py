@@ -28,13 +28,13 @@ def test_the_highest_scores_are_chosen(how, score):
     pool = prediction()
     expected = score(pool.samples).argsort(descending=True)[:5]
     indices = torch.arange(30) * 7 + 100
-    assert acquire(pool, 5, how=how, indices=indices).tolist() == (expected * 7 + 100).tolist()
+    assert acquire(pool, 5, acquisition=how, indices=indices).tolist() == (expected * 7 + 100).tolist()
 
 
 def test_variation_ratio_counts_votes_and_breaks_ties_at_random():
     pool = prediction()
     votes = torch.nn.functional.one_hot(pool.samples.argmax(-1), 3).sum(0).amax(-1)
-    chosen = [acquire(pool, 30, how="variation-ratio", seed=seed) for seed in range(5)]
+    chosen = [acquire(pool, 30, acquisition="variation-ratio", seed=seed) for seed in range(5)]
     for order in chosen:
         assert (votes[order].diff() >= 0).all()
     assert len({tuple(order.tolist()) for order in chosen}) == 5
@@ -42,7 +42,7 @@ def test_variation_ratio_counts_votes_and_breaks_ties_at_random():
 
 def test_random_is_without_replacement_and_by_seed():
     pool = prediction()
-    one, same, other = (acquire(pool, 30, how="random", seed=seed).tolist() for seed in (0, 0, 1))
+    one, same, other = (acquire(pool, 30, acquisition="random", seed=seed).tolist() for seed in (0, 0, 1))
     assert one == same != other
     assert sorted(one) == list(range(30))
 
@@ -86,8 +86,8 @@ def test_batch_bald_does_not_choose_the_same_twice_over():
     doubled = torch.cat([probs, probs[:, best : best + 1]], 1)
     assert set(batch_bald(doubled, 2).tolist()) != {best, 5}
     pool = Categorical().from_samples(doubled.log(), keep_samples=True)
-    assert set(acquire(pool, 2, how="bald").tolist()) == {best, 5}
-    assert acquire(pool, 2, how="batch-bald").tolist() == batch_bald(doubled, 2).tolist()
+    assert set(acquire(pool, 2, acquisition="bald").tolist()) == {best, 5}
+    assert acquire(pool, 2, acquisition="batch-bald").tolist() == batch_bald(doubled, 2).tolist()
 
 
 def test_the_loop_labels_data_set_indices():
@@ -118,7 +118,7 @@ def test_the_loop_labels_data_set_indices():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"how": "best"}, "how must be one of"),
+        ({"acquisition": "best"}, "acquisition must be one of"),
         ({"num": 0}, "at least 1"),
         ({"indices": [1, 2]}, "2 indices for a pool of 30"),
     ],
@@ -131,4 +131,4 @@ def test_bad_input(options: dict, words: str):
 def test_batch_bald_needs_the_draws():
     pool = Categorical().from_samples(torch.randn(2, 4, 3))
     with pytest.raises(ValueError, match="keep_samples=True"):
-        acquire(pool, 2, how="batch-bald")
+        acquire(pool, 2, acquisition="batch-bald")

@@ -58,7 +58,7 @@ def test_pgd_raises_the_loss_inside_the_ball(method: bayesify.Method | None):
     x, labels = _inputs()
     modes = [module.training for module in posterior.modules()]
     state = {name: tensor.clone() for name, tensor in posterior.state_dict().items()}
-    adversarial = pgd(posterior, x, labels, radius=0.1, step=0.02, steps=10, num_samples=3)
+    adversarial = pgd(posterior, x, labels, radius=0.1, step=0.02, steps=10, num_draws=3)
     assert (adversarial - x).abs().max() <= 0.1 + 1e-12
     assert adversarial.min() >= 0
     assert adversarial.max() <= 1
@@ -77,28 +77,28 @@ def test_fgsm_is_one_step_to_the_border():
     x, labels = _inputs()
     x = x.mul(0.8).add(0.1)
     gradient = _gradient(posterior, x, surprise(posterior.likelihood, labels), 4, None, seed=6)
-    assert_close(fgsm(posterior, x, labels, radius=0.05, num_samples=4, seed=5), x + 0.05 * gradient.sign())
+    assert_close(fgsm(posterior, x, labels, radius=0.05, num_draws=4, seed=5), x + 0.05 * gradient.sign())
 
 
 def test_seeds_decide_and_draws_are_new_in_each_step():
     posterior = _posterior()
     x, labels = _inputs()
-    one, same, other = (pgd(posterior, x, labels, radius=0.1, num_samples=2, seed=s) for s in (0, 0, 1))
+    one, same, other = (pgd(posterior, x, labels, radius=0.1, num_draws=2, seed=s) for s in (0, 0, 1))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
     seen = []
     real = posterior.keys
     posterior.keys = lambda number, seed: seen.append(seed) or real(number, seed)
-    pgd(posterior, x, labels, steps=4, num_samples=2)
+    pgd(posterior, x, labels, steps=4, num_draws=2)
     assert len(set(seen)) == 4
 
 
 def test_an_attack_that_knows_the_detector_is_less_noticed():
     posterior = _posterior(BayesAdapter(start_std=(0.4, 0.5)))
     x, labels = _inputs()
-    plain = pgd(posterior, x, labels, radius=0.2, step=0.02, num_samples=8)
+    plain = pgd(posterior, x, labels, radius=0.2, step=0.02, num_draws=8)
     goal = disagreement_avoided(posterior.likelihood, labels)
-    adaptive = pgd(posterior, x, goal, radius=0.2, step=0.02, num_samples=8)
+    adaptive = pgd(posterior, x, goal, radius=0.2, step=0.02, num_draws=8)
     with torch.no_grad():
         scores = [mutual_information(_average(posterior.eval(), v, 50, 200)).mean() for v in (plain, adaptive)]
     assert scores[1] < scores[0]
@@ -109,7 +109,7 @@ def test_features_are_moved_away():
     x, _ = _inputs()
     with torch.no_grad(), posterior.mean():
         references = posterior.eval()(x)
-    moved = pgd(posterior, x, features_moved(references), radius=0.2, step=0.05, num_samples=2)
+    moved = pgd(posterior, x, features_moved(references), radius=0.2, step=0.05, num_draws=2)
     with torch.no_grad(), posterior.mean():
         cosines = [nn.functional.cosine_similarity(posterior(v), references).mean() for v in (x, moved)]
     assert cosines[1] < cosines[0]
@@ -121,7 +121,7 @@ def test_a_posterior_as_a_network_for_attack_libraries():
     network = PredictiveNetwork(posterior, 2000).eval()
     logits = network(x)
     assert_close(logits.exp().sum(-1), torch.ones(7, dtype=torch.float64))
-    exact = bayesify.predict(posterior, x, num_samples=2000, seed=0).probs
+    exact = bayesify.predict(posterior, x, num_draws=2000, seed=0).probs
     assert (logits.exp() - exact).abs().max() < 5 * (0.25 * 2 / 2000) ** 0.5
     nn.functional.cross_entropy(network(x.requires_grad_()), labels).backward()
     assert x.grad.any()
@@ -139,13 +139,13 @@ def test_bad_arguments_get_a_sentence():
 def test_the_attack_on_features_moves_them_away():
     posterior = _posterior()
     x, _ = _inputs()
-    references = bayesify.predict(posterior, x.flip(0), num_samples=8, seed=0, output="features").features
+    references = bayesify.predict(posterior, x.flip(0), num_draws=8, seed=0, output="features").features
     goal = features_moved(references)
-    changed = pgd(posterior, x, goal, radius=0.1, step=0.02, steps=10, num_samples=4, output="features")
+    changed = pgd(posterior, x, goal, radius=0.1, step=0.02, steps=10, num_draws=4, output="features")
     assert (changed - x).abs().max() <= 0.1 + 1e-12
 
     def distance(inputs: torch.Tensor) -> torch.Tensor:
-        samples = bayesify.predict(posterior, inputs, num_samples=50, seed=9, output="features", keep_samples=True)
+        samples = bayesify.predict(posterior, inputs, num_draws=50, seed=9, output="features", keep_samples=True)
         return goal(samples.samples)
 
     assert (distance(changed) > distance(x)).all()

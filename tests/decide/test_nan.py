@@ -54,7 +54,7 @@ def test_every_score_of_a_nan_is_nan(way, likelihood):
     tried = 0
     for how in WAYS[way][1]:
         try:
-            good, broken = (predict(posterior, x, how=how, num_samples=None, seed=0) for x in (X, BROKEN))
+            good, broken = (predict(posterior, x, how=how, num_draws=None, seed=0) for x in (X, BROKEN))
         except ValueError:  # a predictor that does not take the likelihood
             continue
         tried += 1
@@ -63,7 +63,7 @@ def test_every_score_of_a_nan_is_nan(way, likelihood):
             assert torch.equal(scores.isnan().all(1), ROWS), (how, name)
             torch.testing.assert_close(scores[~ROWS], good.score(name).reshape(6, -1)[~ROWS], msg=f"{how} {name}")
             with pytest.raises(ValueError, match="NaN"):
-                Detector.fit(good.score(name).reshape(6, -1)[:, 0], tpr=0.5)(scores)
+                Detector.fit(good.score(name).reshape(6, -1)[:, 0], id_acceptance=0.5)(scores)
     assert tried
 
 
@@ -72,11 +72,11 @@ def test_acquire_refuses_nan_and_counts_it(how):
     posterior = made("dropout", "classes")
     prediction = predict(posterior, BROKEN, keep_samples=True, seed=0)
     if how == "random":
-        assert len(acquire(prediction, 3, how=how)) == 3
+        assert len(acquire(prediction, 3, acquisition=how)) == 3
         return
     with pytest.raises(ValueError, match="The scores of 2 of 6 examples are NaN, the first at position 2"):
-        acquire(prediction, 3, how=how)
-    assert len(acquire(prediction[~ROWS], 3, how=how)) == 3
+        acquire(prediction, 3, acquisition=how)
+    assert len(acquire(prediction[~ROWS], 3, acquisition=how)) == 3
 
 
 def test_slices_and_joins_keep_nan():

@@ -47,21 +47,21 @@ def test_scores_are_those_of_the_definitions():
 
 def test_separation_is_the_measures():
     made = posterior()
-    own, other = (bayesify.predict(made, x, num_samples=8, seed=0) for x in (OWN, 5 * OTHER))
+    own, other = (bayesify.predict(made, x, num_draws=8, seed=0) for x in (OWN, 5 * OTHER))
     found = separation(own, other)
     assert list(found) == list(SCORES)
     pair = own.epistemic, other.epistemic
     assert found["BALD"].auroc == measure.auroc(*pair)
-    assert found["BALD"].aupr_foreign == measure.aupr(*pair)
+    assert found["BALD"].aupr_ood == measure.aupr(*pair)
     assert found["BALD"].aupr_own == measure.aupr(*pair, positive="id")
 
 
-def test_only_foreign_inputs_are_multiplied_and_repeats_are_averaged():
+def test_only_ood_inputs_are_multiplied_and_repeats_are_averaged():
     made = posterior()
-    found = anomaly_table(made, OWN, {"other": OTHER}, factor=5.0, num_samples=8, repeats=2, seed=3)
+    found = anomaly_table(made, OWN, {"other": OTHER}, factor=5.0, num_draws=8, repeats=2, seed=3)
     aurocs = []
     for seed in (3, 4):
-        own, other = (bayesify.predict(made, x, num_samples=8, seed=seed) for x in (OWN, 5 * OTHER))
+        own, other = (bayesify.predict(made, x, num_draws=8, seed=seed) for x in (OWN, 5 * OTHER))
         aurocs.append(measure.auroc(own.total, other.total))
     assert found["other"]["entropy"].auroc == pytest.approx(sum(aurocs) / 2, abs=1e-12)
 
@@ -112,14 +112,14 @@ def test_one_draw_is_attacked_in_every_step():
     made = posterior()
     labels = torch.arange(40) % 3
     options = {"radius": 0.2, "step": 0.05, "steps": 5, "random_start": False}
-    found = pgd(made, OWN, labels, num_samples=1, fresh_draws=False, seed=7, **options)
+    found = pgd(made, OWN, labels, num_draws=1, fresh_draws=False, seed=7, **options)
     draw, x = made.draw(8), OWN
     for _ in range(5):
         leaf = x.clone().requires_grad_()
         (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(draw(leaf), labels, reduction="sum"), leaf)
         x = (x + 0.05 * gradient.sign()).clamp(OWN - 0.2, OWN + 0.2).clamp(0, 1)
     torch.testing.assert_close(found, x)
-    fresh = pgd(made, OWN, labels, num_samples=1, seed=7, **options)
+    fresh = pgd(made, OWN, labels, num_draws=1, seed=7, **options)
     assert not torch.isclose(fresh, x).all()
 
 
@@ -129,10 +129,10 @@ def test_the_table_has_every_pair():
     labels = torch.arange(40) % 3
     detectors = {"dropout": made, "plain": plain}
     found = attack_table(
-        {"dropout": made}, detectors, OWN, labels, OTHER, attack_samples=3, num_samples=5, seed=1
+        {"dropout": made}, detectors, OWN, labels, OTHER, attack_samples=3, num_draws=5, seed=1
     )  # fmt: skip
     assert set(found) == {("dropout", box, name) for box in ("grey", "white") for name in ("FGSM", "PGD")}
-    moved = fgsm(made, OWN, labels, radius=1.0, levels=100, num_samples=1, seed=1)
-    own, other = (bayesify.predict(made, x, num_samples=5, seed=1) for x in (OTHER, moved))
+    moved = fgsm(made, OWN, labels, radius=1.0, levels=100, num_draws=1, seed=1)
+    own, other = (bayesify.predict(made, x, num_draws=5, seed=1) for x in (OTHER, moved))
     assert found["dropout", "grey", "FGSM"]["dropout"] == separation(own, other)
     assert set(found["dropout", "white", "PGD"]) == {"dropout", "plain"}

@@ -15,7 +15,7 @@ def test_a_linear_network_is_trusted():
     """The linearised predictive of a linear network is its law: 1000 draws have a variance within 10 % in sum."""
     torch.manual_seed(0)
     posterior = gaussian(nn.Linear(4, 3))
-    found = check(posterior, [(X, torch.randint(3, (40,)))], how="linearised", num_samples=1000)
+    found = check(posterior, [(X, torch.randint(3, (40,)))], how="linearised", num_draws=1000)
     assert abs(found.variance_ratio - 1) < 0.1
     assert found.rank_correlation > 0.95
     assert "Trust how='linearised'" in found.advice
@@ -29,23 +29,23 @@ def test_a_linear_network_is_trusted():
 
 def test_inputs_alone_and_regression():
     posterior = gaussian(NETWORKS["mlp"][0](), std=0.1, likelihood=Gaussian(0.2))
-    found = check(posterior, [X[:20], X[20:]], num_samples=200)
+    found = check(posterior, [X[:20], X[20:]], num_draws=200)
     assert found.nll_difference is None
     assert found.examples == 40
-    scored = check(posterior, [(X, randn(40, 3))], num_samples=200, max_batches=1)
+    scored = check(posterior, [(X, randn(40, 3))], num_draws=200, max_batches=1)
     assert scored.nll_difference is not None
 
 
 def test_a_wrong_scale_is_found():
     posterior = gaussian(nn.Linear(4, 3))
-    found = check(posterior, [X], num_samples=400, how=Streamlined(engine="moments"), variance_scale=0.1)
+    found = check(posterior, [X], num_draws=400, how=Streamlined(engine="moments"), variance_scale=0.1)
     assert 0.08 < found.variance_ratio < 0.12
     assert "fit_variance_scale" in found.advice
 
 
 def test_members():
     network = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3)).double()
-    found = check(convert(network, ABNN(members=2, alpha=0.1)), [X], num_samples=40, how=Streamlined(engine="moments"))
+    found = check(convert(network, ABNN(members=2, alpha=0.1)), [X], num_draws=40, how=Streamlined(engine="moments"))
     assert 0.5 < found.variance_ratio < 2
 
 
@@ -64,6 +64,6 @@ def test_refusals():
     with pytest.raises(ValueError, match="how must be one of"):
         check(posterior, [X], how="sampling")
     with pytest.raises(ValueError, match="at least 4"):
-        check(posterior, [X], num_samples=2)
+        check(posterior, [X], num_draws=2)
     with pytest.raises(ValueError, match="gave no batch"):
         check(posterior, [])

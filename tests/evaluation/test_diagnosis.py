@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 
 def bank(correlation: float, shift: float, draws: int = 400) -> Posterior:
     """Four chains of a linear network's weights: AR(1) series around means that differ by `shift`."""
-    made = bayesify.convert(nn.Linear(2, 1).double(), SGLD(chains=4, num_samples=draws), likelihood="regression")
+    made = bayesify.convert(nn.Linear(2, 1).double(), SGLD(chains=4, samples_per_chain=draws), likelihood="regression")
     generator = torch.Generator().manual_seed(0)
     for chain in range(4):
         state = torch.randn(3, dtype=torch.float64, generator=generator)
@@ -52,7 +52,7 @@ def test_chains_that_stay_apart_are_found():
 
 
 def one_chain(drift: float) -> Posterior:
-    made = bayesify.convert(nn.Linear(2, 1).double(), SGLD(num_samples=200), likelihood="regression")
+    made = bayesify.convert(nn.Linear(2, 1).double(), SGLD(samples_per_chain=200), likelihood="regression")
     generator = torch.Generator().manual_seed(0)
     for step in range(200):
         made.append(torch.randn(3, dtype=torch.float64, generator=generator) + drift * step)

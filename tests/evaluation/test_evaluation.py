@@ -16,7 +16,7 @@ from bayesify.likelihoods.prediction import RegressionPrediction
 
 LOGITS = torch.randn(60, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 2
 LABELS = torch.randint(4, (60,), generator=torch.Generator().manual_seed(2))
-FOREIGN = torch.randn(25, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+OOD = torch.randn(25, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 
 
 def known(likelihood="classification"):
@@ -53,17 +53,17 @@ def test_classification_metrics_are_the_naive_sums():
     assert result.metrics["ece"] == pytest.approx(sum(map(abs, gaps)) / 60)
 
 
-@pytest.mark.parametrize("foreign", [FOREIGN, [FOREIGN[:9], FOREIGN[9:]], [(FOREIGN, torch.zeros(25))]])
-def test_detection_counts_pairs_whatever_holds_the_foreign_set(foreign):
-    result = evaluate(known(), [(LOGITS, LABELS)], foreign={"far": foreign})
-    inside, outside = (torch.distributions.Categorical(logits=x).entropy() for x in (LOGITS, FOREIGN))
+@pytest.mark.parametrize("ood", [OOD, [OOD[:9], OOD[9:]], [(OOD, torch.zeros(25))]])
+def test_detection_counts_pairs_whatever_holds_the_ood_set(ood):
+    result = evaluate(known(), [(LOGITS, LABELS)], ood={"far": ood})
+    inside, outside = (torch.distributions.Categorical(logits=x).entropy() for x in (LOGITS, OOD))
     assert result.metrics["auroc/far"] == pytest.approx(pairwise_auroc(inside, outside), abs=1e-12)
     threshold = outside.sort(descending=True).values[math.ceil(0.95 * 25) - 1]
-    assert result.metrics["fpr95/far"] == pytest.approx((inside >= threshold).double().mean().item())
+    assert result.metrics["fpr-at-95-ood-recall/far"] == pytest.approx((inside >= threshold).double().mean().item())
 
 
 def test_a_posterior_without_randomness_knows_nothing_epistemic():
-    result = evaluate(known(), [(LOGITS, LABELS)], foreign={"far": FOREIGN}, num_samples=7)
+    result = evaluate(known(), [(LOGITS, LABELS)], ood={"far": OOD}, num_draws=7)
     assert result.deterministic
     assert result.metrics["auroc-epistemic/far"] == 0.5
 
@@ -72,13 +72,13 @@ def test_the_score_decides_the_ranking():
     posterior, _ = dropout()
     data = [(LOGITS.float(), LABELS)]
     by_total, by_epistemic = (
-        evaluate(posterior, data, foreign={"far": FOREIGN.float()}, score=score) for score in ("total", "epistemic")
+        evaluate(posterior, data, ood={"far": OOD.float()}, score=score) for score in ("total", "epistemic")
     )
     correct = by_total.prediction.label == LABELS
     for result in (by_total, by_epistemic):
-        scores = result.prediction.score(result.score), result.foreign["far"].score(result.score)
+        scores = result.prediction.score(result.score), result.ood["far"].score(result.score)
         assert result.metrics["auroc/far"] == pairwise_auroc(*scores)
-        assert result.metrics["aurc"] == measure.aurc(result.prediction.score("max_probability"), correct)
+        assert result.metrics["aurc"] == measure.aurc(result.prediction.score("msp"), correct)
         assert result.metrics["auroc-epistemic/far"] == by_epistemic.metrics["auroc/far"]
     assert by_total.metrics["auroc/far"] != by_epistemic.metrics["auroc/far"]
     assert not by_total.deterministic
@@ -112,7 +112,7 @@ def test_yes_or_no_takes_targets_as_the_likelihood_does():
 @pytest.mark.parametrize("shape", [(60,), (60, 1)])
 def test_regression_metrics_are_those_of_measure(shape):
     mean, target = LOGITS[:, 0], LOGITS[:, 1]
-    result = evaluate(known(Gaussian(0.7)), [(mean[:, None], target.reshape(shape))], foreign={"far": FOREIGN[:, :1]})
+    result = evaluate(known(Gaussian(0.7)), [(mean[:, None], target.reshape(shape))], ood={"far": OOD[:, :1]})
     variance = torch.full_like(mean, 0.49)
     z = 1.959963984540054 * 0.7
     assert result.metrics["rmse"] == pytest.approx((mean - target).square().mean().sqrt().item())
@@ -134,7 +134,7 @@ def test_what_cannot_be_evaluated_is_said():
     with pytest.raises(ValueError, match="nothing to predict"):
         evaluate(known(), [])
     with pytest.raises(TypeError, match="maps names to sets"):
-        evaluate(known(), [(LOGITS, LABELS)], foreign=[FOREIGN])
+        evaluate(known(), [(LOGITS, LABELS)], ood=[OOD])
     with pytest.raises(ValueError, match="no score 'surprise'"):
         evaluate(known(), [(LOGITS, LABELS)], score="surprise")
     with pytest.raises(ValueError, match="labels go from 0 to 7"):
@@ -147,10 +147,10 @@ def test_what_cannot_be_evaluated_is_said():
 
 def test_dictionary_is_json_without_tensors():
     posterior, _ = dropout()
-    result = evaluate(posterior, [(LOGITS.float(), LABELS)], foreign={"far": FOREIGN.float()}, name="ours")
+    result = evaluate(posterior, [(LOGITS.float(), LABELS)], ood={"far": OOD.float()}, name="ours")
     result = replace(result, cost=Cost(2.0, 20.0, "training"), metrics={**result.metrics, "nll": math.inf})
     (values,) = json.loads(to_json([result]))["evaluations"]
-    assert (values["name"], values["examples"], values["foreign"]) == ("ours", 60, {"far": 25})
+    assert (values["name"], values["examples"], values["ood"]) == ("ours", 60, {"far": 25})
     assert values["cost"] == {"fit": 2.0, "predict": 20.0, "fit_unit": "training"}
     assert values["metrics"].pop("nll") is None
     assert values["metrics"] == {name: value for name, value in result.metrics.items() if name != "nll"}
@@ -189,7 +189,7 @@ def test_cost_is_the_median_ratio_of_passes(monkeypatch):
 
 
 def made(name, cost=None, **metrics):
-    some = evaluate(known(), [(LOGITS, LABELS)], foreign={"far": FOREIGN})
+    some = evaluate(known(), [(LOGITS, LABELS)], ood={"far": OOD})
     return replace(some, name=name, cost=cost or Cost(), metrics=metrics)
 
 

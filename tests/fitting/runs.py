@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler, get_worker_info
 
 import bayesify
-from bayesify import MAP, SGLD, SWAG, BayesAdapter, DeepEnsemble, Laplace, Method, UncertaintyRegulariser
+from bayesify import MAP, SGLD, SWAG, BayesAdapter, DeepEnsemble, Laplace, Method, OODRegularizer
 from tests.conformance.cases import CASES
 
 if not hasattr(os, "fork"):
@@ -106,7 +106,7 @@ def _scenario(
     *,
     augment: bool = False,
     validate: bool = False,
-    foreign: bool = False,
+    ood: bool = False,
     loader: dict[str, Any] | None = None,
     **options: Any,
 ) -> Callable[[Events], tuple[Method, DataLoader[Any], dict[str, Any]]]:
@@ -115,7 +115,7 @@ def _scenario(
         data = DataLoader(Points(events, augment=augment), batch_size=4, **own)
         if validate:
             options["val_loader"] = DataLoader(Points(events, augment=False, rows=9), batch_size=4, shuffle=True)
-        if foreign:
+        if ood:
             options["ood_loader"] = DataLoader(Points(events, augment=True, rows=10), batch_size=4, shuffle=True)
         return method, data, options
 
@@ -133,21 +133,23 @@ def _weighted() -> WeightedRandomSampler:
 SCENARIOS = {
     "map": _scenario(MAP(lr=0.1, schedule="cosine"), epochs=3, checkpoint_steps=1),
     "adam and accumulation": _scenario(
-        MAP(lr=0.1, optimiser="adam"), epochs=2, checkpoint_steps=1, accumulate=4, clip_norm=0.1
+        MAP(lr=0.1, optimizer="adam"), epochs=2, checkpoint_steps=1, accumulate=4, clip_norm=0.1
     ),
     "epochs alone": _scenario(MAP(lr=0.1), validate=True, epochs=3),
     "ensemble": _scenario(DeepEnsemble(members=3, lr=0.2), validate=True, epochs=4, patience=1),
     "ensemble within epochs": _scenario(DeepEnsemble(members=2), epochs=2, checkpoint_steps=2),
-    "swag": _scenario(SWAG(rank=3, num_draws=3, snapshots_per_epoch=2), epochs=2, checkpoint_steps=2),
+    "swag": _scenario(SWAG(rank=3, num_bn_draws=3, snapshots_per_epoch=2), epochs=2, checkpoint_steps=2),
     "own generator": _scenario(
         MAP(lr=0.1), loader={"shuffle": True, "generator": _generator}, epochs=3, checkpoint_steps=2
     ),
     "own generator, epochs alone": _scenario(
-        SWAG(rank=2, num_draws=2, statistics_batches=2), loader={"shuffle": True, "generator": _generator}, epochs=2
+        SWAG(rank=2, num_bn_draws=2, statistics_batches=2), loader={"shuffle": True, "generator": _generator}, epochs=2
     ),
     "weighted sampler": _scenario(DeepEnsemble(members=2), loader={"sampler": _weighted}, epochs=2, checkpoint_steps=2),
     "augmented": _scenario(MAP(lr=0.1), augment=True, epochs=2, checkpoint_steps=1),
-    "augmented swag": _scenario(SWAG(rank=2, num_draws=2), augment=True, validate=True, epochs=2, checkpoint_steps=4),
+    "augmented swag": _scenario(
+        SWAG(rank=2, num_bn_draws=2), augment=True, validate=True, epochs=2, checkpoint_steps=4
+    ),
     "augmented by workers": _scenario(
         MAP(lr=0.1),
         augment=True,
@@ -164,14 +166,14 @@ EVERY_METHOD = {
         for case in CASES
     },
     "sgld, chains apart": _scenario(
-        SGLD(num_samples=2, chains=3, kind="sghmc", lr=0.1, weight_decay=0.0), epochs=2, checkpoint_steps=2
+        SGLD(samples_per_chain=2, chains=3, kind="sghmc", lr=0.1, weight_decay=0.0), epochs=2, checkpoint_steps=2
     ),
     "laplace, trained and validated": _scenario(
         Laplace(structure="diagonal", lr=0.1), validate=True, epochs=2, patience=1, checkpoint_steps=2
     ),
-    "bayes-adapter, foreign inputs": _scenario(
-        BayesAdapter(start_std=(0.05, 0.1)), foreign=True, epochs=2, checkpoint_steps=1,
-        regulariser=UncertaintyRegulariser(threshold=0.5),
+    "bayes-adapter, OOD inputs": _scenario(
+        BayesAdapter(start_std=(0.05, 0.1)), ood=True, epochs=2, checkpoint_steps=1,
+        regularizer=OODRegularizer(threshold=0.5),
     ),
 }  # fmt: skip
 

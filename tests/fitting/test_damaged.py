@@ -34,7 +34,7 @@ def _fit(folder: Path, **options: Any) -> bayesify.Posterior:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
     data = TensorDataset(torch.randn(8, 3), torch.arange(8) % 2)
-    posterior = bayesify.convert(network, MAP(lr=0.1, optimiser="adam"))
+    posterior = bayesify.convert(network, MAP(lr=0.1, optimizer="adam"))
     bayesify.fit(
         posterior, DataLoader(data, 4, shuffle=True), val_loader=DataLoader(data, 4), epochs=2, patience=2,
         checkpoint=folder, progress=False, accuracy_tolerance=1.0, **options,
@@ -61,7 +61,7 @@ def _contents() -> dict[str, bytes]:
 
     with tempfile.TemporaryDirectory() as name:
         with pytest.raises(StopError):
-            _fit(Path(name), checkpoint_steps=1, optimiser=functools.partial(Stopping, lr=0.1))
+            _fit(Path(name), checkpoint_steps=1, optimizer=functools.partial(Stopping, lr=0.1))
         return {file: (Path(name) / file).read_bytes() for file in FILES}
 
 

@@ -56,11 +56,11 @@ def assert_equal(posterior: bayesify.Posterior, network: nn.Module) -> None:
         assert torch.equal(posterior.network.state_dict()[name], tensor), name
 
 
-def sgd_step(optimiser: torch.optim.Optimizer) -> Any:
+def sgd_step(optimizer: torch.optim.Optimizer) -> Any:
     def step(loss: Tensor) -> None:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
 
     return step
 
@@ -70,8 +70,8 @@ def test_in_order_it_is_a_plain_loop_bit_for_bit():
     loader = DataLoader(make_data(), batch_size=5)
     history = run(posterior, loader, epochs=2)
     network = make_network()
-    optimiser = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)
-    means = by_hand(network, [list(loader)] * 2, sgd_step(optimiser))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)
+    means = by_hand(network, [list(loader)] * 2, sgd_step(optimizer))
     assert_equal(posterior, network)
     assert_close([record.terms["nll"] for record in history.epochs], means)
     assert [record.steps for record in history.epochs] == [5, 10]
@@ -97,8 +97,8 @@ def test_shuffled_and_with_dropout_it_is_a_plain_loop_bit_for_bit():
         assert epoch.sort().values.tolist() == list(range(24))
     assert epochs[0].tolist() != epochs[1].tolist()
     network = make_network(0.5)
-    optimiser = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, nesterov=True)
-    step = sgd_step(optimiser)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+    step = sgd_step(optimizer)
     for rows, state in zip(order, states, strict=True):
         torch.set_rng_state(state)  # the state in which the batch was fetched gives the masks
         by_hand(network, [[data[rows]]], step)
@@ -136,14 +136,14 @@ def test_clipping():
     loader = DataLoader(make_data(), batch_size=6)
     run(posterior, loader, epochs=2, clip_norm=0.1)
     network = make_network()
-    optimiser = torch.optim.SGD(network.parameters(), lr=0.5, momentum=0.9, nesterov=True)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.5, momentum=0.9, nesterov=True)
     norms = []
 
     def step(loss: Tensor) -> None:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
         norms.append(nn.utils.clip_grad_norm_(network.parameters(), 0.1).item())
-        optimiser.step()
+        optimizer.step()
 
     by_hand(network, [list(loader)] * 2, step)
     assert min(norms) > 0.1, "nothing was clipped"
@@ -160,7 +160,7 @@ def test_the_cosine_schedule_ends_at_zero():
             super().step(closure)
 
     loader = DataLoader(make_data(), batch_size=6)
-    history = run(posterior, loader, epochs=3, optimiser=lambda groups: Watching(groups, lr=0.3))
+    history = run(posterior, loader, epochs=3, optimizer=lambda groups: Watching(groups, lr=0.3))
     expected = [0.15 * (1 + math.cos(math.pi * step / 12)) for step in range(13)]
     assert rates == pytest.approx(expected[:12], rel=1e-6)
     assert [record.lr for record in history.epochs] == pytest.approx([expected[4], expected[8], 0], abs=1e-7)
@@ -172,7 +172,7 @@ def test_the_constant_schedule():
 
 
 def test_adam():
-    posterior = bayesify.convert(make_network(), MAP(lr=0.01, optimiser="adam", weight_decay=0.1))
+    posterior = bayesify.convert(make_network(), MAP(lr=0.01, optimizer="adam", weight_decay=0.1))
     loader = DataLoader(make_data(), batch_size=6)
     run(posterior, loader, epochs=2)
     network = make_network()
@@ -181,10 +181,10 @@ def test_adam():
     assert_equal(posterior, network)
 
 
-def test_a_custom_optimiser():
+def test_a_custom_optimizer():
     posterior = bayesify.convert(make_network(), MAP())
     loader = DataLoader(make_data(), batch_size=6)
-    run(posterior, loader, epochs=2, optimiser=lambda groups: torch.optim.RMSprop(groups, lr=0.02, momentum=0.5))
+    run(posterior, loader, epochs=2, optimizer=lambda groups: torch.optim.RMSprop(groups, lr=0.02, momentum=0.5))
     network = make_network()
     by_hand(network, [list(loader)] * 2, sgd_step(torch.optim.RMSprop(network.parameters(), lr=0.02, momentum=0.5)))
     assert_equal(posterior, network)
@@ -199,15 +199,15 @@ def test_the_members_of_an_ensemble_are_trained_apart():
     for index, start in enumerate(starts):
         network = make_network()
         network.load_state_dict(start)
-        optimiser = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, nesterov=True)
-        by_hand(network, [list(loader)] * 2, sgd_step(optimiser))
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+        by_hand(network, [list(loader)] * 2, sgd_step(optimizer))
         for name, tensor in posterior.member_tensors(index).items():
             assert_close(tensor.detach(), network.state_dict()[name], **EXACT)
 
 
 def test_swag_collects_the_path_of_the_plain_loop():
     loader = DataLoader(make_data(), batch_size=6)
-    method = SWAG(rank=3, snapshots_per_epoch=2, num_draws=2, lr=0.1, weight_decay=0.0)
+    method = SWAG(rank=3, snapshots_per_epoch=2, num_bn_draws=2, lr=0.1, weight_decay=0.0)
     posterior = bayesify.convert(make_network(), method)
     run(posterior, loader, epochs=2)
     network = make_network()
@@ -285,15 +285,15 @@ def test_bfloat16_is_a_loop_under_autocast():
     loader = DataLoader(TensorDataset(*(t.float() if t.is_floating_point() else t for t in make_data().tensors)), 6)
     run(posterior, loader, epochs=1, precision="bf16")
     network = make_network().float().train()
-    optimiser = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, nesterov=True)
     plain = make_network().float()
     by_hand(plain, [list(loader)], sgd_step(torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9, nesterov=True)))
     for x, y in loader:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             output = network(x)
         functional.cross_entropy(output.float(), y).backward()
-        optimiser.step()
+        optimizer.step()
     for name, tensor in network.state_dict().items():
         assert_close(posterior.network.state_dict()[name], tensor, rtol=1e-5, atol=1e-6)
     assert not torch.equal(posterior.network[0].weight, plain[0].weight), "autocast changed nothing"

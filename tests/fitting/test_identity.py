@@ -143,13 +143,13 @@ OTHERS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[], dict[str, Any
     ),
     "method": (dict, lambda: {"posterior": _start(method=MAP(lr=0.2))}, "method.lr was 0.1 and is 0.2"),
     "learning rate of the optimiser": (
-        lambda: {"optimiser": partial(torch.optim.SGD, lr=0.1)},
-        lambda: {"optimiser": partial(torch.optim.SGD, lr=0.2)},
+        lambda: {"optimizer": partial(torch.optim.SGD, lr=0.1)},
+        lambda: {"optimizer": partial(torch.optim.SGD, lr=0.2)},
         "optimiser.groups.0.lr was 0.1 and is 0.2",
     ),
-    "optimiser": (
+    "optimizer": (
         dict,
-        lambda: {"optimiser": partial(torch.optim.Adam, lr=0.1)},
+        lambda: {"optimizer": partial(torch.optim.Adam, lr=0.1)},
         "optimiser was None and is not there, optimiser.type was not there and is 'Adam'",
     ),
     "order of the data": (
@@ -178,7 +178,7 @@ OTHERS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[], dict[str, Any
         lambda: {"val_loader": _loader(_data(6))},
         "val_loader.examples was '.*' and is '",
     ),
-    "foreign data": (
+    "OOD data": (
         lambda: {"posterior": _start(method=MCDropout()), "ood_loader": _loader(_data(5))},
         lambda: {"posterior": _start(method=MCDropout())},
         "ood_loader.batches was 3 and is not there",
@@ -224,8 +224,9 @@ def test_another_run_is_refused_and_left_as_it_is(case: str, finished: bool, tmp
 
 
 METHODS = [
-    MAP(lr=0.1), MCDropout(), DeepEnsemble(members=2), SWAG(rank=2, num_draws=2), BayesAdapter(), Laplace(),
-    SGLD(num_samples=2, chains=2, lr=0.01), APD(num_samples=4, hidden=(4,), latent=2, steps=2, lr=0.01, num_draws=2),
+    MAP(lr=0.1), MCDropout(), DeepEnsemble(members=2), SWAG(rank=2, num_bn_draws=2), BayesAdapter(), Laplace(),
+    SGLD(samples_per_chain=2, chains=2, lr=0.01),
+    APD(samples_per_chain=4, hidden=(4,), latent=2, steps=2, lr=0.01, num_bn_draws=2),
 ]  # fmt: skip
 
 
@@ -239,11 +240,11 @@ def test_a_finished_folder_never_gives_its_posterior_to_another_network(method: 
 @both
 def test_a_network_that_is_loaded_anew_goes_on(finished: bool, tmp_path: Path):
     torch.save(_network().state_dict(), tmp_path / "weights.pt")
-    expected = _fit(tmp_path / "whole", optimiser=partial(torch.optim.Adam, lr=0.01))
-    _begin(tmp_path / "run", finished, optimiser=partial(torch.optim.Adam, lr=0.01))
+    expected = _fit(tmp_path / "whole", optimizer=partial(torch.optim.Adam, lr=0.01))
+    _begin(tmp_path / "run", finished, optimizer=partial(torch.optim.Adam, lr=0.01))
     network = _network(seed=9)
     network.load_state_dict(torch.load(tmp_path / "weights.pt"))
-    _same(_fit(tmp_path / "run", _start(network), optimiser=partial(torch.optim.Adam, lr=0.01)), expected)
+    _same(_fit(tmp_path / "run", _start(network), optimizer=partial(torch.optim.Adam, lr=0.01)), expected)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)

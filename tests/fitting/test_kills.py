@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from bayesify.methods import methods
+from bayesify.methods import list_methods
 from tests.fitting.runs import EVERY_METHOD, run
 
 RUNS = 3  # of two kills each, for each of the scenarios: 102 kills
 
 
 def test_every_method_is_among_them():
-    assert {name.partition(",")[0] for name in EVERY_METHOD} >= methods().keys()
+    assert {name.partition(",")[0] for name in EVERY_METHOD} >= list_methods().keys()
     assert 2 * RUNS * len(EVERY_METHOD) >= 100
 
 

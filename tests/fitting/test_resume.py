@@ -122,11 +122,11 @@ def test_another_method(tmp_path: Path):
         bayesify.fit(other, batches, checkpoint=tmp_path, epochs=1, num_data=8, progress=False)
 
 
-def test_another_optimiser(tmp_path: Path):
+def test_another_optimizer(tmp_path: Path):
     with pytest.raises(StopError):
-        _fit(tmp_path, epochs=2, checkpoint_steps=1, optimiser=lambda groups: Stopping(groups, lr=0.1))
+        _fit(tmp_path, epochs=2, checkpoint_steps=1, optimizer=lambda groups: Stopping(groups, lr=0.1))
     with pytest.raises(ValueError, match=r"optimiser\.type was 'Stopping' and is 'Adam'"):
-        _fit(tmp_path, epochs=2, optimiser=lambda groups: torch.optim.Adam(groups))
+        _fit(tmp_path, epochs=2, optimizer=lambda groups: torch.optim.Adam(groups))
 
 
 def test_another_format(tmp_path: Path):
@@ -137,11 +137,11 @@ def test_another_format(tmp_path: Path):
 
 def test_the_caller_sees_that_a_run_was_resumed(tmp_path: Path):
     with pytest.raises(StopError):
-        _fit(tmp_path, epochs=2, checkpoint_steps=1, optimiser=lambda groups: Stopping(groups, lr=0.1))
-    history = _fit(tmp_path, epochs=2, checkpoint_steps=1, optimiser=lambda groups: Stopping(groups, lr=0.1, at=0))
+        _fit(tmp_path, epochs=2, checkpoint_steps=1, optimizer=lambda groups: Stopping(groups, lr=0.1))
+    history = _fit(tmp_path, epochs=2, checkpoint_steps=1, optimizer=lambda groups: Stopping(groups, lr=0.1, at=0))
     assert history.resumed_from == ("map", 1)
     assert [record.epoch for record in history.epochs] == [1, 2]
-    again = _fit(tmp_path, epochs=2, optimiser=lambda groups: Stopping(groups, lr=0.1))
+    again = _fit(tmp_path, epochs=2, optimizer=lambda groups: Stopping(groups, lr=0.1))
     assert again.resumed_from is None
 
 

@@ -4,24 +4,24 @@ import torch
 from torch import nn
 
 from bayesify import ABNN, IBNN, MAP, SWAG, DeepEnsemble, Laplace, MCDropout
-from bayesify.methods import methods
+from bayesify.methods import list_methods
 
 __all__ = ["METHODS", "Attention", "TimeFirst", "Windows", "captured", "configurations", "mlp", "spread"]
 
 METHODS = {
     "map": MAP(),
     "mc-dropout": MCDropout(p=0.5, insert_before="all"),
-    "swag": SWAG(rank=2, num_draws=2),
+    "swag": SWAG(rank=2, num_bn_draws=2),
     "deep-ensemble": DeepEnsemble(members=2, start="perturbed"),
-    "abnn": ABNN(members=2, samples=2),
-    "ibnn": IBNN(components=2, samples=2, start_std=(0.2, 0.1)),
+    "abnn": ABNN(members=2, draws_per_member=2),
+    "ibnn": IBNN(components=2, draws_per_component=2, start_std=(0.2, 0.1)),
     "laplace": Laplace(structure="diagonal"),
 }
 
 
 def configurations():
     """Return a configuration for each registered method, also for those that come later."""
-    return {name: METHODS.get(name) or method.example() for name, method in methods().items()}
+    return {name: METHODS.get(name) or method.example() for name, method in list_methods().items()}
 
 
 def spread(posterior):

@@ -35,7 +35,7 @@ def mlp(batch_norm: bool = False) -> nn.Module:
 
 
 def filled(network: nn.Module, size: int = 12, storage: str | None = None) -> Posterior:
-    bank = bayesify.convert(network, Bank(num_samples=size, storage=storage))
+    bank = bayesify.convert(network, Bank(bank_size=size, storage=storage))
     for row in torch.randn(size, bank.samples.shape[1], dtype=torch.float64):
         bank.append(row)
     return bank
@@ -87,7 +87,7 @@ def test_networks_with_convolutions_are_not_vectorised():
     network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3)).double()
     bank = filled(network)
     assert not bank.folds
-    last = bayesify.convert(network, Bank(num_samples=2), include="2")
+    last = bayesify.convert(network, Bank(bank_size=2), include="2")
     assert last.folds
 
 
@@ -128,7 +128,7 @@ def test_half_precision_is_for_storage_only(storage: str, tmp_path: Path):
 
 
 def test_weights_beyond_float16_are_said():
-    bank = bayesify.convert(mlp(), Bank(num_samples=1, storage="float16"))
+    bank = bayesify.convert(mlp(), Bank(bank_size=1, storage="float16"))
     with pytest.raises(ValueError, match="bfloat16 or float32"):
         bank.append(torch.full((bank.samples.shape[1],), 1e6))
 
@@ -154,7 +154,9 @@ def test_a_loaded_bank_can_stay_on_disk(tmp_path: Path):
 @pytest.mark.parametrize("storage", [None, "float32", "bfloat16", "float16"])
 def test_samples_can_be_written_to_a_file_as_they_come(storage: str | None, tmp_path: Path):
     network = mlp()
-    posterior = bayesify.convert(network, SGLD(num_samples=6, epochs=4, lr=0.1, weight_decay=0.0, storage=storage))
+    posterior = bayesify.convert(
+        network, SGLD(samples_per_chain=6, epochs=4, lr=0.1, weight_decay=0.0, storage=storage)
+    )
     posterior.map_samples(tmp_path / "bank" / "samples.safetensors")
     bayesify.fit(posterior, data(), progress=False, accuracy_tolerance=1)
     plain = bayesify.convert(network, posterior.method)
@@ -186,7 +188,7 @@ def data() -> DataLoader:
 
 @pytest.mark.parametrize("batch_norm", [False, True])
 @pytest.mark.parametrize(
-    "method", [SWAG(rank=2, epochs=3, num_draws=5, lr=0.1), DeepEnsemble(members=5, epochs=1)], ids=lambda m: m.name
+    "method", [SWAG(rank=2, epochs=3, num_bn_draws=5, lr=0.1), DeepEnsemble(members=5, epochs=1)], ids=lambda m: m.name
 )
 def test_a_bank_of_another_posterior_is_its_draws(method: bayesify.Method, batch_norm: bool, tmp_path: Path):
     network = mlp(batch_norm)
@@ -198,13 +200,13 @@ def test_a_bank_of_another_posterior_is_its_draws(method: bayesify.Method, batch
     expected = torch.cat([posterior.evaluate(X, [key]) for key in keys])
     assert_close(bank.evaluate(X, bank.keys(5, seed=0)), expected, **EXACT)
     assert_close(
-        bayesify.predict(bank, X, seed=0).probs, bayesify.predict(posterior, X, num_samples=5, seed=2).probs, **EXACT
+        bayesify.predict(bank, X, seed=0).probs, bayesify.predict(posterior, X, num_draws=5, seed=2).probs, **EXACT
     )
     keys = bank.keys(5, seed=0)
     bayesify.save(bank, tmp_path / "bank")
     loaded = bayesify.load(tmp_path / "bank", network)
     assert loaded.method == bank.method
-    assert bank.method == Bank(num_samples=5, source=method.name, names=tuple(bank.codec.names))
+    assert bank.method == Bank(bank_size=5, source=method.name, names=tuple(bank.codec.names))
     assert torch.equal(loaded.eval().evaluate(X, keys), bank.evaluate(X, keys))
 
 
@@ -247,7 +249,7 @@ def test_banks_are_joined_chain_by_chain(tmp_path: Path):
     network = mlp(batch_norm=True)
     banks = []
     for seed in range(3):
-        posterior = bayesify.convert(network, SGLD(num_samples=4 + seed, epochs=5, lr=0.1, weight_decay=0.0))
+        posterior = bayesify.convert(network, SGLD(samples_per_chain=4 + seed, epochs=5, lr=0.1, weight_decay=0.0))
         bayesify.fit(posterior, data(), seed=seed, progress=False, accuracy_tolerance=1)
         banks.append(posterior.eval())
     joined = join_banks(banks)
@@ -284,7 +286,7 @@ def test_a_bank_of_a_bank_is_thinned():
 
 def test_statistics_of_the_mean_are_estimated_when_asked():
     network = mlp(batch_norm=True)
-    posterior = bayesify.convert(network, SWAG(rank=2, epochs=2, num_draws=3))
+    posterior = bayesify.convert(network, SWAG(rank=2, epochs=2, num_bn_draws=3))
     bayesify.fit(posterior, data(), progress=False, accuracy_tolerance=1)
     bank = sample_bank(posterior, 3).eval()
     with pytest.raises(ValueError, match="refresh_statistics"), bank.mean():
@@ -301,6 +303,6 @@ def test_noise_in_layers_is_no_weight():
 
 
 def test_a_bank_is_no_method_to_choose():
-    assert "bank" not in bayesify.methods()
+    assert "bank" not in bayesify.list_methods()
     with pytest.raises(ValueError, match="There is no method 'bank'"):
         bayesify.convert(mlp(), "bank")

@@ -65,7 +65,7 @@ CASES: dict[str, Callable[[torch.dtype], Posterior]] = {
     "ABNN": lambda dtype: convert(mlp(dtype), ABNN(members=1, alpha=0.3)),
     "ABNN, element": lambda dtype: convert(mlp(dtype), ABNN(members=1, alpha=0.3, noise="element")),
     "ensemble": lambda dtype: convert(mlp(dtype), DeepEnsemble(members=3)),
-    "bank": lambda dtype: convert(mlp(dtype), SGLD(num_samples=4)),
+    "bank": lambda dtype: convert(mlp(dtype), SGLD(samples_per_chain=4)),
     "BayesAdapter": lambda dtype: convert(mlp(dtype), BayesAdapter()),
     "iBNN": lambda dtype: convert(mlp(dtype), IBNN(components=3)),
     "SWAG": lambda dtype: fill(convert(mlp(dtype), SWAG(rank=3))),

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bayesify import ABNN, IBNN, BayesAdapter, UncertaintyRegulariser, convert, predict
+from bayesify import ABNN, IBNN, BayesAdapter, OODRegularizer, convert, predict
 from bayesify.laws.gaussian import functions, kernels
 from bayesify.layers import layer_types
 
@@ -116,7 +116,7 @@ def test_gaussian_weights(name: str, noise: str, monkeypatch: pytest.MonkeyPatch
     if noise == "flipout, weights each":
         monkeypatch.setattr(kernels, "FEW_POSITIONS", 0)
     network, x = _network(name)
-    method = BayesAdapter(noise=noise.partition(",")[0], start_std=(0.1, 0.3))
+    method = BayesAdapter(estimator=noise.partition(",")[0], start_std=(0.1, 0.3))
     _assert_same(convert(network, method), x)
 
 
@@ -124,7 +124,7 @@ def test_gaussian_weights(name: str, noise: str, monkeypatch: pytest.MonkeyPatch
 def test_gaussian_weights_in_several_chunks(noise: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(functions, "CHUNK", 50)
     network, x = _network("conv2d without bias")
-    _assert_same(convert(network, BayesAdapter(noise=noise, start_std=(0.1, 0.3))), x)
+    _assert_same(convert(network, BayesAdapter(estimator=noise, start_std=(0.1, 0.3))), x)
 
 
 NORMS = [name for name in LAYERS if name.startswith(("batch", "instance", "layer", "group", "rms"))]
@@ -145,10 +145,10 @@ def test_noise_in_layers(method: str, name: str):
 
 
 @pytest.mark.parametrize("name", ["batch 2d", "instance 2d", "batch 1d on sequences"])
-def test_foreign_rows_apart(name: str):
+def test_ood_rows_apart(name: str):
     network, x = _network(name)
     posterior = convert(network, BayesAdapter(start_std=(0.1, 0.3)))
-    _assert_same(posterior, x, foreign=3 * x[:4], regulariser=UncertaintyRegulariser())
+    _assert_same(posterior, x, ood=3 * x[:4], regularizer=OODRegularizer())
 
 
 @pytest.mark.parametrize("name", [name for name in LAYERS if name != "batch 1d on sequences"])  # mixes examples

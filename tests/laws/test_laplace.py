@@ -157,19 +157,19 @@ def test_logits_in_closed_form():
 def test_draws_of_logits_and_draws_of_weights_are_one_law():
     posterior, _, _ = classifier()
     x = _double(6, 3)
-    of_logits = bayesify.predict(posterior, x, how="streamlined", num_samples=DRAWS, seed=3)
-    of_weights = bayesify.predict(posterior, x, how="sampling", num_samples=DRAWS, seed=4)
+    of_logits = bayesify.predict(posterior, x, how="streamlined", num_draws=DRAWS, seed=3)
+    of_weights = bayesify.predict(posterior, x, how="sampling", num_draws=DRAWS, seed=4)
     # Probabilities differ between draws by less than one half: five standard errors of a difference of means.
     assert_close(of_logits.probs, of_weights.probs, rtol=0, atol=5 * 0.5 * (2 / DRAWS) ** 0.5)
     # A variance of S Gaussian draws has the relative standard error sqrt(2 / S).
     assert_close(of_logits.logits_variance, of_weights.logits_variance, rtol=5 * (4 / DRAWS) ** 0.5, atol=0)
 
 
-@pytest.mark.parametrize("num_samples", [None, 7])
-def test_a_closed_form_does_not_depend_on_the_chunk_size(num_samples):
+@pytest.mark.parametrize("num_draws", [None, 7])
+def test_a_closed_form_does_not_depend_on_the_chunk_size(num_draws):
     posterior, _, _ = classifier()
     x = _double(9, 3)
-    options = {"how": "closed-form", "num_samples": num_samples, "seed": 2}
+    options = {"how": "closed-form", "num_draws": num_draws, "seed": 2}
     whole, parts = (bayesify.predict(posterior, x, chunk_size=size, **options) for size in (None, 2))
     for name, tensor in whole._fields():
         assert_close(getattr(parts, name), tensor, **EXACT)
@@ -198,7 +198,7 @@ def test_logistic_regression():
     assert_close(posterior.covariance(), covariance, **EXACT)
     variance = torch.einsum("bi,ij,bj->b", phi, covariance, phi)
     closed = bayesify.predict(posterior, x, how="streamlined")
-    draws = bayesify.predict(posterior, x, how="streamlined", num_samples=DRAWS, seed=0)
+    draws = bayesify.predict(posterior, x, how="streamlined", num_draws=DRAWS, seed=0)
     nodes, weights = (torch.from_numpy(a) for a in np.polynomial.hermite_e.hermegauss(80))
     logits = network(x).detach() + variance.sqrt()[:, None] * nodes
     average = (logits.sigmoid() * weights).sum(-1) / weights.sum()
@@ -221,7 +221,7 @@ def test_tokens_have_a_closed_form_each():
     flat = bayesify.predict(rows, x.flatten(0, 1), how="streamlined")
     assert_close(whole.probs.flatten(0, 1), flat.probs, **EXACT)
     drawn = [
-        bayesify.predict(p, i, how="streamlined", num_samples=3, seed=1)
+        bayesify.predict(p, i, how="streamlined", num_draws=3, seed=1)
         for p, i in ((posterior, x), (rows, x.flatten(0, 1)))
     ]
     assert_close(drawn[0].probs.flatten(0, 1), drawn[1].probs, **EXACT)
@@ -445,7 +445,7 @@ def test_the_evidence_of_the_empirical_fisher_falls_with_the_square_of_the_varia
 
 
 def _nll(posterior, x, y, closed):
-    options = {"how": "closed-form"} if closed else {"num_samples": 20, "seed": 0}
+    options = {"how": "closed-form"} if closed else {"num_draws": 20, "seed": 0}
     prediction = bayesify.predict(posterior, x, **options)
     if hasattr(prediction, "log_probs"):
         return measure.nll(None, y, log_probs=prediction.log_probs)

@@ -16,8 +16,8 @@ NEEDY = {
     "laplace, diagonal": Laplace(structure="diagonal"),
     "laplace, kronecker": Laplace(structure="kronecker"),
     "swag": SWAG(epochs=2),
-    "sgld": SGLD(epochs=2, num_samples=3),
-    "apd": APD(epochs=2, num_samples=3, chains=2, steps=5),
+    "sgld": SGLD(epochs=2, samples_per_chain=3),
+    "apd": APD(epochs=2, samples_per_chain=3, chains=2, steps=5),
 }
 
 
@@ -58,8 +58,8 @@ def test_whoever_looks_is_told(look):
     loader = [data().tensors]
     calls = {
         "evaluate": lambda: bayesify.evaluate(posterior, loader),
-        "calibrate": lambda: bayesify.calibrate(posterior, loader, num_samples=2),
-        "check": lambda: bayesify.check(posterior, loader, how="linearised", num_samples=4),
+        "calibrate": lambda: bayesify.calibrate(posterior, loader, num_draws=2),
+        "check": lambda: bayesify.check(posterior, loader, how="linearised", num_draws=4),
         "sample_bank": lambda: bayesify.sample_bank(posterior, 2),
     }
     with pytest.warns(UserWarning, match=SENTENCE):
@@ -83,13 +83,13 @@ def test_a_prediction_of_the_mean_is_not_expected_to_be_random():
 def test_loops_of_ones_own_as_the_guide_writes_them():
     loader, size = DataLoader(data(), batch_size=12, shuffle=True), 48
 
-    def train(posterior, optimiser, context, each):
+    def train(posterior, optimizer, context, each):
         for epoch in range(3):
             for batch in loader:
                 with context():
                     posterior.loss(batch, num_data=size).total.backward()
-                optimiser.step()
-                optimiser.zero_grad()
+                optimizer.step()
+                optimizer.zero_grad()
             each(epoch)
 
     swag = bayesify.convert(network(), SWAG())
@@ -97,9 +97,9 @@ def test_loops_of_ones_own_as_the_guide_writes_them():
     assert swag.learned is True
     assert epistemic(swag) > 0
 
-    sgld = bayesify.convert(network(), SGLD(num_samples=10))
+    sgld = bayesify.convert(network(), SGLD(samples_per_chain=10))
     (stage,) = sgld.method.stages(sgld)
-    sampler = sgld.method.make_optimiser(stage.groups)
+    sampler = sgld.method.make_optimizer(stage.groups)
     train(sgld, sampler, stage.context, lambda epoch: sgld.collect_chains() if epoch else None)
     assert len(sgld) == 2
     assert epistemic(sgld) > 0

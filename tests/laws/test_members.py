@@ -60,9 +60,9 @@ def test_training_a_member_changes_no_other():
     posterior = convert(network().train(), DeepEnsemble(members=3, start="network"))
     before = {name: tensor.clone() for name, tensor in posterior.state_dict().items()}
     with posterior.member(1):
-        optimiser = torch.optim.SGD(posterior.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(posterior.parameters(), lr=0.1)
         posterior.loss((X, torch.arange(6) % 3), num_data=6).total.backward()
-        optimiser.step()
+        optimizer.step()
     changed = {name for name, tensor in posterior.state_dict().items() if not torch.equal(tensor, before[name])}
     assert {name.split(".")[1] for name in changed} == {"1"}
     assert {name for name in before if name.startswith("members.1.")} == changed
@@ -123,8 +123,8 @@ def noisy_members(number):
 @pytest.mark.parametrize("chunk_size", [1, 4, None])
 def test_members_of_a_noisy_posterior(chunk_size):
     posterior = noisy_members(3)
-    assert posterior.default_samples == 9
-    prediction = predict(posterior, X, seed=2, num_samples=8, chunk_size=chunk_size, keep_samples=True)
+    assert posterior.default_draws == 9
+    prediction = predict(posterior, X, seed=2, num_draws=8, chunk_size=chunk_size, keep_samples=True)
     naive = []
     for key in posterior.keys(8, 2):
         alone = copy.deepcopy(posterior.network)

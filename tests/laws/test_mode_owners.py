@@ -39,7 +39,7 @@ MODES = {
     "silent": (lambda noise: noise.mode(silent=True), True, False),
     "keys": (lambda noise: noise.mode(keys=(Key(3),)), (Key(3),), ()),
     "member": (lambda noise: noise.of_member(2), 2, None),
-    "foreign": (lambda noise: noise.foreign_rows(5), 5, 0),
+    "ood": (lambda noise: noise.ood_rows(5), 5, 0),
     "assigned": (lambda noise: noise.of_components(X), X, None),
 }
 
@@ -157,7 +157,7 @@ def test_contexts_that_end_in_another_order_leave_nothing(posterior):
 METHODS = {
     "dropout": MCDropout(),
     "adapter": BayesAdapter(),
-    "shared": BayesAdapter(noise="shared"),
+    "shared": BayesAdapter(estimator="shared"),
     "mixture": IBNN(),
     "norms": ABNN(),
     "members": DeepEnsemble(members=3),
@@ -184,7 +184,7 @@ def test_eight_threads_give_what_one_gives(name):
             if index % 4 == 2 and name not in ("norms", "members"):
                 stack.enter_context(posterior.mean())
                 return posterior(x).detach()
-            return predict(posterior, x, seed=index, num_samples=4, chunk_size=2).log_probs
+            return predict(posterior, x, seed=index, num_draws=4, chunk_size=2).log_probs
 
     serial = [work(index) for index in range(24)]
     interval = sys.getswitchinterval()

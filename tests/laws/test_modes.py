@@ -157,11 +157,11 @@ def test_threads_do_not_see_each_others_mode(posterior):
 def test_threads_can_predict_with_one_posterior():
     network = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3)).double().train()
     posterior = convert(network, MCDropout())
-    expected = [predict(posterior, X, seed=seed, num_samples=3, chunk_size=1).probs for seed in (0, 1)]
+    expected = [predict(posterior, X, seed=seed, num_draws=3, chunk_size=1).probs for seed in (0, 1)]
 
     def predicting(seed):
         for _ in range(20):
-            assert torch.equal(predict(posterior, X, seed=seed, num_samples=3, chunk_size=1).probs, expected[seed])
+            assert torch.equal(predict(posterior, X, seed=seed, num_draws=3, chunk_size=1).probs, expected[seed])
 
     run_together(lambda: predicting(0), lambda: predicting(1))
     assert all(module.training for module in posterior.network.modules())

@@ -1,4 +1,4 @@
-"""Foreign rows apart: ordinary rows, and all statistics, are what they would be without them."""
+"""OOD rows apart: ordinary rows, and all statistics, are what they would be without them."""
 
 import copy
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import bayesify
-from bayesify import ABNN, IBNN, BayesAdapter, MCDropout, UncertaintyRegulariser
+from bayesify import ABNN, IBNN, BayesAdapter, MCDropout, OODRegularizer
 from bayesify.laws import ShapeError
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
@@ -60,9 +60,9 @@ NORMS = {
     "statistics of its own": OwnStatistics,
 }
 QUIET = {
-    "exemplar": BayesAdapter(start_std=(0.0, 0.0), noise="exemplar"),
+    "exemplar": BayesAdapter(start_std=(0.0, 0.0), estimator="exemplar"),
     "auto": BayesAdapter(start_std=(0.0, 0.0)),
-    "shared": BayesAdapter(start_std=(0.0, 0.0), noise="shared"),
+    "shared": BayesAdapter(start_std=(0.0, 0.0), estimator="shared"),
     "mc-dropout": MCDropout(p=0.0, insert_before="linear"),
     "abnn": ABNN(alpha=0.0, eta=0.0, members=1, statistics="updated"),
     "ibnn": IBNN(means_std=0.0, start_std=(0.0, 0.0), repeats=1),
@@ -70,7 +70,7 @@ QUIET = {
 UNKNOWN = ("derived", "derived, no statistics", "statistics of its own")  # to ABNN
 CASES = [(norm, method) for norm in NORMS for method in QUIET if method != "abnn" or norm not in UNKNOWN]
 X = torch.randn(8, 2, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-FOREIGN = 50 * torch.randn(5, 2, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) + 9
+OOD = 50 * torch.randn(5, 2, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) + 9
 
 
 def _network(norm: str) -> nn.Module:
@@ -80,12 +80,12 @@ def _network(norm: str) -> nn.Module:
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(("norm", "method"), CASES)
-def test_the_ordinary_loss_and_all_statistics_do_not_see_foreign_rows(norm: str, method: str, training: bool):
+def test_the_ordinary_loss_and_all_statistics_do_not_see_ood_rows(norm: str, method: str, training: bool):
     posterior = bayesify.convert(_network(norm), QUIET[method]).train(training)
     batch = (X, torch.arange(8) % 3)
     alone = copy.deepcopy(posterior)
     for _ in range(2):
-        found = posterior.loss(batch, num_data=8, foreign=FOREIGN, regulariser=UncertaintyRegulariser())
+        found = posterior.loss(batch, num_data=8, ood=OOD, regularizer=OODRegularizer())
         torch.testing.assert_close(found["nll"], alone.loss(batch, num_data=8)["nll"], **EXACT)
     for name, buffer in alone.named_buffers():
         torch.testing.assert_close(posterior.get_buffer(name), buffer, **EXACT)
@@ -93,15 +93,15 @@ def test_the_ordinary_loss_and_all_statistics_do_not_see_foreign_rows(norm: str,
 
 @pytest.mark.parametrize("method", ["exemplar", "shared"])
 @pytest.mark.parametrize("norm", [norm for norm in NORMS if "instance" not in norm and "own" not in norm])
-def test_foreign_rows_are_normalised_by_the_others_statistics(norm: str, method: str):
+def test_ood_rows_are_normalised_by_the_others_statistics(norm: str, method: str):
     network = _network(norm).train()
     posterior = bayesify.convert(network, QUIET[method]).train()
     features = network[0](X).detach()
-    with posterior.noise.foreign_rows(5):
-        found = posterior(torch.cat([X, FOREIGN]))[8:]
+    with posterior.noise.ood_rows(5):
+        found = posterior(torch.cat([X, OOD]))[8:]
     network.eval()
     network[1].running_mean, network[1].running_var = features.mean((0, 2, 3)), features.var((0, 2, 3), correction=0)
-    torch.testing.assert_close(found, network(FOREIGN), **EXACT)
+    torch.testing.assert_close(found, network(OOD), **EXACT)
 
 
 @pytest.mark.parametrize("method", ["exemplar", "shared"])
@@ -109,9 +109,9 @@ def test_foreign_rows_are_normalised_by_the_others_statistics(norm: str, method:
 def test_instances_are_normalised_each_by_itself(norm: str, method: str):
     network = _network(norm).train()
     posterior = bayesify.convert(network, QUIET[method]).train()
-    with posterior.noise.foreign_rows(5):
-        found = posterior(torch.cat([X, FOREIGN]))
-    torch.testing.assert_close(found, network(torch.cat([X, FOREIGN])), **EXACT)
+    with posterior.noise.ood_rows(5):
+        found = posterior(torch.cat([X, OOD]))
+    torch.testing.assert_close(found, network(torch.cat([X, OOD])), **EXACT)
 
 
 @pytest.mark.parametrize("method", ["exemplar", "shared"])
@@ -127,5 +127,5 @@ def test_rows_that_cannot_be_told_get_a_sentence(method: str):
             return self.norm(torch.cat([x, x[:1]]))[: len(x)]
 
     posterior = bayesify.convert(Odd(), QUIET[method]).train()
-    with posterior.noise.foreign_rows(2), pytest.raises(ShapeError, match="statistics='together'"):
+    with posterior.noise.ood_rows(2), pytest.raises(ShapeError, match="statistics='together'"):
         posterior(torch.randn(6, 4))

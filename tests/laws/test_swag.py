@@ -119,7 +119,7 @@ def loader(batches=4):
 @torch.no_grad()
 @pytest.mark.parametrize("batches", [None, 2])
 def test_refreshed_statistics_are_those_of_a_naive_loop(batches):
-    posterior, _ = fitted(bn_network(), SWAG(rank=3, num_draws=3))
+    posterior, _ = fitted(bn_network(), SWAG(rank=3, num_bn_draws=3))
     modes = [module.training for module in posterior.network.modules()]
     own = copy.deepcopy(posterior.network.state_dict())
     posterior.refresh_statistics(loader(), max_batches=batches)
@@ -148,22 +148,22 @@ def test_refreshed_statistics_are_those_of_a_naive_loop(batches):
 
 
 def test_more_draws_than_statistics_is_an_error():
-    posterior, _ = fitted(bn_network(), SWAG(rank=3, num_draws=3))
+    posterior, _ = fitted(bn_network(), SWAG(rank=3, num_bn_draws=3))
     with pytest.raises(ValueError, match=r"older than the weights. Call posterior.refresh_statistics"):
         posterior.draw(0)
     posterior.refresh_statistics(loader())
-    with pytest.raises(ValueError, match=r"4 draws were asked for.*re-estimated for 3.*SWAG\(num_draws=4\)"):
-        predict(posterior, X, num_samples=4, seed=0)
+    with pytest.raises(ValueError, match=r"4 draws were asked for.*re-estimated for 3.*SWAG\(num_bn_draws=4\)"):
+        predict(posterior, X, num_draws=4, seed=0)
     assert len(posterior.keys(None, 0)) == 3
     assert {key.index for key in posterior.keys(3, 5)} == {0, 1, 2}  # without replacement
     assert len({posterior.keys(1, seed)[0].index for seed in range(40)}) == 3
-    without, _ = fitted(linear(), SWAG(rank=3, num_draws=3))
+    without, _ = fitted(linear(), SWAG(rank=3, num_bn_draws=3))
     assert len(without.keys(50, 0)) == 50
 
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_draws_in_train_mode_leave_the_stored_statistics(whole):
-    posterior, _ = fitted(bn_network(), SWAG(rank=3, num_draws=3))
+    posterior, _ = fitted(bn_network(), SWAG(rank=3, num_bn_draws=3))
     posterior.refresh_statistics(loader())
     if whole:
         posterior.train()
@@ -180,7 +180,7 @@ def test_draws_in_train_mode_leave_the_stored_statistics(whole):
 
 
 def test_an_empty_loader_and_a_rank_of_one_are_errors():
-    posterior, _ = fitted(bn_network(), SWAG(rank=3, num_draws=3))
+    posterior, _ = fitted(bn_network(), SWAG(rank=3, num_bn_draws=3))
     with pytest.raises(ValueError, match="The loader gave no batch"):
         posterior.refresh_statistics([])
     with pytest.raises(ValueError, match="rank=1 has no low-rank covariance"):

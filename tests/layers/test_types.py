@@ -75,7 +75,7 @@ def test_a_type_like_another_has_its_curvature_and_its_noise(structure: str):
         posterior = bayesify.convert(network(kind), Laplace(structure=structure, prior_precision=1.0))
         bayesify.fit(posterior, [(x, y)], num_data=6, progress=False, accuracy_tolerance=1)
         predictions.append(bayesify.predict(posterior, x, how="linearised").probs)
-        noisy = bayesify.convert(network(kind), BayesAdapter(start_std=(0.1, 0.3), noise="exemplar"))
+        noisy = bayesify.convert(network(kind), BayesAdapter(start_std=(0.1, 0.3), estimator="exemplar"))
         torch.manual_seed(1)
         predictions.append(noisy(x).detach())
     assert_close(predictions[0], predictions[2], rtol=0, atol=0)

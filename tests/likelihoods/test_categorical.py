@@ -131,7 +131,7 @@ def test_the_temperature_divides_the_logits_of_predictions_and_not_of_the_loss()
 def test_two_certain_draws_that_disagree_are_ln_2_apart(dtype):
     logits = torch.tensor([[[1e4, -1e4, -1e4]], [[-1e4, 1e4, -1e4]]], dtype=dtype)
     prediction = Categorical().from_samples(logits)
-    for name in (*FIELDS, "total", "confidence", "max_probability"):
+    for name in (*FIELDS, "total", "confidence", "msp"):
         assert bool(getattr(prediction, name).isfinite().all()), name
     assert prediction.epistemic.item() == pytest.approx(math.log(2), rel=1e-6)
     assert prediction.total.item() == pytest.approx(math.log(2), rel=1e-6)
@@ -246,9 +246,9 @@ def test_moments_can_be_sampled():
     likelihood.temperature.fill_(2.0)
     half = torch.randn(25, 1, 3, dtype=F64, generator=torch.Generator().manual_seed(7))
     draws = torch.cat([mean + variance.sqrt() * half, mean - variance.sqrt() * half])
-    close(likelihood.from_gaussian(mean, variance, num_samples=50, seed=7), naive(draws / 2))
-    with pytest.raises(ValueError, match="num_samples must be at least 1"):
-        likelihood.from_gaussian(mean, variance, num_samples=0)
+    close(likelihood.from_gaussian(mean, variance, num_draws=50, seed=7), naive(draws / 2))
+    with pytest.raises(ValueError, match="num_draws must be at least 1"):
+        likelihood.from_gaussian(mean, variance, num_draws=0)
 
 
 # -- checks -----------------------------------------------------------------------------------------------------

@@ -88,13 +88,13 @@ def test_the_noise_is_learned_to_the_closed_form():
         (Gaussian().double(), (expected**2).mean().sqrt()),
         (Gaussian("per-output", num_outputs=2).double(), expected),
     ]:
-        optimiser = torch.optim.LBFGS(likelihood.parameters(), tolerance_grad=1e-12, line_search_fn="strong_wolfe")
-        optimiser.step(lambda: closure(optimiser, likelihood, mean, target))  # noqa: B023
+        optimizer = torch.optim.LBFGS(likelihood.parameters(), tolerance_grad=1e-12, line_search_fn="strong_wolfe")
+        optimizer.step(lambda: closure(optimizer, likelihood, mean, target))  # noqa: B023
         torch.testing.assert_close(likelihood.log_noise.exp(), wanted, rtol=1e-5, atol=0)
 
 
-def closure(optimiser, likelihood, mean, target):
-    optimiser.zero_grad()
+def closure(optimizer, likelihood, mean, target):
+    optimizer.zero_grad()
     loss = likelihood.nll(mean, target)
     loss.backward()
     return loss

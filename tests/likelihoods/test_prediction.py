@@ -111,7 +111,7 @@ def test_properties_of_classification():
     torch.testing.assert_close(prediction.probs, probs, rtol=1e-12, atol=0)
     assert torch.equal(prediction.label, probs.argmax(-1))
     torch.testing.assert_close(prediction.confidence, probs.amax(-1), rtol=1e-12, atol=0)
-    torch.testing.assert_close(prediction.max_probability, 1 - probs.amax(-1), rtol=1e-12, atol=0)
+    torch.testing.assert_close(prediction.msp, 1 - probs.amax(-1), rtol=1e-12, atol=0)
     expected = torch.distributions.Categorical(probs).entropy()
     torch.testing.assert_close(prediction.total, expected, rtol=1e-12, atol=0)
 
@@ -120,9 +120,9 @@ def test_properties_of_classification():
 def test_confident_predictions_keep_their_order(dtype):
     gaps = torch.tensor([20.0, 30.0, 40.0], dtype=dtype)
     prediction = Categorical().from_samples(torch.stack([gaps, torch.zeros_like(gaps)], -1)[None])
-    torch.testing.assert_close(prediction.max_probability, (-gaps).sigmoid(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(prediction.msp, (-gaps).sigmoid(), rtol=1e-6, atol=0)
     certain = ClassificationPrediction(torch.zeros(2, 1), *torch.zeros(4, 2))  # one class
-    assert torch.equal(certain.max_probability, torch.zeros(2))
+    assert torch.equal(certain.msp, torch.zeros(2))
 
 
 @pytest.mark.parametrize("make", [classified, regressed])

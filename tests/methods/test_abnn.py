@@ -147,9 +147,9 @@ def test_training_a_member_changes_no_other_and_not_the_network(network, statist
     posterior = convert(network, ABNN(members=3, statistics=statistics)).train()
     before = {name: tensor.clone() for name, tensor in posterior.state_dict().items() if name != "eta"}
     with posterior.member(1):
-        optimiser = torch.optim.SGD(posterior.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(posterior.parameters(), lr=0.1)
         posterior.loss((X, Y), num_data=8).total.backward()
-        optimiser.step()
+        optimizer.step()
     changed = {name for name, tensor in before.items() if not torch.equal(tensor, posterior.state_dict()[name])}
     statistics_names = {
         f"members.1.{name}.{key}"
@@ -183,13 +183,13 @@ def test_fit_is_the_hand_written_loop(network):
         assert len(parameters) == 6
         for p in parameters:
             p.requires_grad_(True)
-        optimiser = torch.optim.SGD(parameters, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01)
+        optimizer = torch.optim.SGD(parameters, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01)
         for _ in range(3):
             for rows in (slice(0, 4), slice(4, 8)):
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 losses = F.cross_entropy(alone(X[rows]), Y[rows], reduction="none")
                 ((1 + posterior.eta[member][Y[rows]]) * losses).mean().backward()
-                optimiser.step()
+                optimizer.step()
         for name, tensor in posterior.member_tensors(member).items():
             torch.testing.assert_close(tensor, alone.get_parameter(name), rtol=1e-12, atol=1e-12)
 
@@ -366,7 +366,7 @@ def fitted(network, method):
 
 @pytest.mark.parametrize("chunk_size", [1, 3, None])
 def test_a_prediction_averages_members_and_draws(network, chunk_size):
-    posterior = fitted(network, ABNN(members=3, samples=3, alpha=0.3, lr=0.5))
+    posterior = fitted(network, ABNN(members=3, draws_per_member=3, alpha=0.3, lr=0.5))
     prediction = predict(posterior, X, seed=2, chunk_size=chunk_size, keep_samples=True)
     keys = posterior.keys(None, 2)
     assert Counter(key.member for key in keys) == {0: 3, 1: 3, 2: 3}
@@ -426,10 +426,10 @@ def test_a_file_holds_the_members_parameters_only(tmp_path):
 
 
 def test_members_trained_apart_are_joined(network, tmp_path):
-    parts = [fitted(network, ABNN(members=1, samples=2, seed=seed, alpha=0.3, lr=0.5)) for seed in range(3)]
+    parts = [fitted(network, ABNN(members=1, draws_per_member=2, seed=seed, alpha=0.3, lr=0.5)) for seed in range(3)]
     joined = ABNN.join(parts)
     assert len(joined.members) == 3
-    assert joined.default_samples == 6
+    assert joined.default_draws == 6
     for member, part in enumerate(parts):
         assert torch.equal(joined.eta[member], part.eta[0])
         with joined.drawn(Key(0, 4, member)), part.drawn(Key(0, 4, 0)):
@@ -438,7 +438,7 @@ def test_members_trained_apart_are_joined(network, tmp_path):
     bayesify.save(joined, tmp_path)
     loaded = bayesify.load(tmp_path, network)
     assert torch.equal(predict(loaded, X, seed=0).probs, predict(joined, X, seed=0).probs)
-    other = convert(trained(Shortcut()), ABNN(members=1, samples=2, alpha=0.2))
+    other = convert(trained(Shortcut()), ABNN(members=1, draws_per_member=2, alpha=0.2))
     with pytest.raises(ValueError, match="not of one network"):
         ABNN.join([parts[0], other])
     with pytest.raises(ValueError, match="that ABNN made"):

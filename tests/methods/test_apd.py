@@ -13,8 +13,8 @@ from bayesify import APD, SGLD, Gaussian
 from bayesify.methods.apd import _sample_numbers
 
 QUICK = {
-    "epochs": 4, "lr": 0.05, "weight_decay": 0.0, "num_samples": 6, "burn_in": 0.25, "latent": 3, "hidden": (8, 8),
-    "steps": 12, "batch": 8, "num_draws": 4,
+    "epochs": 4, "lr": 0.05, "weight_decay": 0.0, "samples_per_chain": 6, "burn_in": 0.25, "latent": 3,
+    "hidden": (8, 8),    "steps": 12, "batch": 8, "num_bn_draws": 4,
 }  # fmt: skip
 OPTIONS = {"progress": False, "accuracy_tolerance": 1}
 
@@ -40,7 +40,7 @@ def collect(posterior: bayesify.Posterior, times: int) -> None:
 def test_chains_are_those_of_sgld(monkeypatch: pytest.MonkeyPatch):
     """Offline, the samples that the generator learns from are the bank of SGLD with the same settings."""
     network, data = problem()
-    shared = {key: QUICK[key] for key in ("epochs", "lr", "weight_decay", "num_samples", "burn_in")}
+    shared = {key: QUICK[key] for key in ("epochs", "lr", "weight_decay", "samples_per_chain", "burn_in")}
     bank = bayesify.convert(network, SGLD(chains=2, together=True, start="perturbed", **shared))
     bayesify.fit(bank, data, **OPTIONS)
     seen = {}
@@ -74,7 +74,7 @@ def test_only_the_generator_is_left(online: bool, tmp_path: Path):
 
 def test_samples_are_first_in_first_out():
     network, _ = problem()
-    posterior = bayesify.convert(network, APD(online=True, chains=2, **{**QUICK, "num_samples": 2}))
+    posterior = bayesify.convert(network, APD(online=True, chains=2, **{**QUICK, "samples_per_chain": 2}))
     workshop, seen = posterior.workshop, []
     torch.manual_seed(1)
     for count in range(1, 6):
@@ -148,9 +148,9 @@ def test_a_killed_run_goes_on(online: bool, at: int, tmp_path: Path):
     bayesify.fit(whole, data, **OPTIONS)
     steps = 0
 
-    def kill(optimiser, *_) -> None:
+    def kill(optimizer, *_) -> None:
         nonlocal steps
-        steps += type(optimiser).__name__ == "Langevin"
+        steps += type(optimizer).__name__ == "Langevin"
         if steps == at:
             raise KeyboardInterrupt
 
@@ -181,8 +181,8 @@ def test_the_generator_learns_where_the_posterior_is(online: bool):
     network = nn.Linear(2, 1)
     nn.init.constant_(network.weight, 3.0)
     method = APD(
-        online=online, epochs=20, lr=0.05, prior_std=1.0, num_samples=100, burn_in=0.3, thin=2, latent=4, hidden=(16,),
-        steps=400, generator_lr=1e-3, batch=32, round_samples=20,
+        online=online, epochs=20, lr=0.05, prior_std=1.0, samples_per_chain=100, burn_in=0.3, thin=2, latent=4,
+        hidden=(16,), steps=400, generator_lr=1e-3, batch=32, round_samples=20,
     )  # fmt: skip
     posterior = bayesify.convert(network, method, likelihood=Gaussian(noise_std=0.5))
     bayesify.fit(posterior, [(x, y)] * 20, num_data=20, progress=False)
@@ -198,7 +198,7 @@ def test_the_generator_learns_where_the_posterior_is(online: bool):
     [
         ({"steps": 0}, "steps must be at least 1"),
         ({"hidden": ()}, "hidden needs a layer"),
-        ({"how": "vae"}, "how must be"),
+        ({"algorithm": "vae"}, "algorithm must be"),
         ({"restart": True}, "online=True"),
         ({"together": False}, "move together"),
         ({"chains": 0}, "chains must be at least 1"),
@@ -212,7 +212,7 @@ def test_settings_that_make_no_sense(settings: dict, words: str):
 @pytest.mark.parametrize("online", [False, True])
 def test_one_sample_is_too_few(online: bool):
     network, data = problem()
-    posterior = bayesify.convert(network, APD(online=online, **{**QUICK, "num_samples": 1}))
+    posterior = bayesify.convert(network, APD(online=online, **{**QUICK, "samples_per_chain": 1}))
     with pytest.raises(ValueError, match="single sample"):
         bayesify.fit(posterior, data, **OPTIONS)
 

@@ -59,7 +59,7 @@ def test_frozen_statistics_train_what_predicts(noise: str):
     network(3 * x + 1)  # statistics unlike those of x
     before = {name: buffer.clone() for name, buffer in network.named_buffers()}
     for statistics in ("frozen", "updated"):
-        method = BayesAdapter(start_std=(0.0, 0.0), statistics=statistics, noise=noise)
+        method = BayesAdapter(start_std=(0.0, 0.0), statistics=statistics, estimator=noise)
         posterior = bayesify.convert(network, method).train()
         same = torch.allclose(posterior(x), network.eval()(x), rtol=1e-12)
         kept = all(torch.equal(posterior.network.get_buffer(name), value) for name, value in before.items())
@@ -98,13 +98,13 @@ def test_a_hand_written_loop_with_the_built_in_form():
     losses = []
     for form in ("autograd", "built-in"):
         posterior = bayesify.convert(_network(), BayesAdapter(start_std=(0.1, 0.2), prior_gradient=form))
-        optimiser = torch.optim.SGD(posterior.parameters(), lr=0.1)
-        posterior.method.prepare_optimiser(posterior, optimiser, 24)
+        optimizer = torch.optim.SGD(posterior.parameters(), lr=0.1)
+        posterior.method.prepare_optimizer(posterior, optimizer, 24)
         torch.manual_seed(5)
         for _ in range(3):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             posterior.loss(_data()[:], num_data=24).total.backward()
-            optimiser.step()
+            optimizer.step()
         losses.append(torch.cat([p.flatten() for p in posterior.parameters()]))
     assert_close(*losses, **EXACT)
 
@@ -119,20 +119,20 @@ def test_the_priors_width():
 # -- the optimiser --------------------------------------------------------------------------------------------------
 
 
-def test_weight_decay_in_the_optimiser_is_refused():
+def test_weight_decay_in_the_optimizer_is_refused():
     posterior = bayesify.convert(_network(), BayesAdapter())
     loader = DataLoader(_data(), batch_size=6)
     with pytest.raises(ValueError, match=r"weight_decay=0\.01, and the prior"):
-        bayesify.fit(posterior, loader, epochs=1, progress=False, optimiser=torch.optim.AdamW)
-    bayesify.fit(posterior, loader, epochs=1, progress=False, accuracy_tolerance=1, optimiser=torch.optim.Adam)
+        bayesify.fit(posterior, loader, epochs=1, progress=False, optimizer=torch.optim.AdamW)
+    bayesify.fit(posterior, loader, epochs=1, progress=False, accuracy_tolerance=1, optimizer=torch.optim.Adam)
 
 
-@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
-def test_groups_and_the_schedule_of_appendix_b(optimiser: str):
-    method = BayesAdapter(lr=1e-3, log_std_lr=0.1, optimiser=optimiser)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_groups_and_the_schedule_of_appendix_b(optimizer: str):
+    method = BayesAdapter(lr=1e-3, log_std_lr=0.1, optimizer=optimizer)
     posterior = bayesify.convert(_network(), method)
     (stage,) = method.stages(posterior)
-    made = method.make_optimiser(stage.groups)
+    made = method.make_optimizer(stage.groups)
     assert [sum(p.numel() for p in group["params"]) for group in made.param_groups] == [32, 32]
     assert all(not group["weight_decay"] for group in made.param_groups)
     schedule = method.make_schedule(made, 40)
@@ -149,7 +149,7 @@ def test_groups_and_the_schedule_of_appendix_b(optimiser: str):
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "held"])
 def test_the_means_take_every_schedule_that_methods_have(schedule: str):
     method = BayesAdapter(lr=0.5, schedule=schedule, log_std_schedule="constant", log_std_lr=0.1)
-    made = method.make_optimiser(method.stages(bayesify.convert(_network(), method))[0].groups)
+    made = method.make_optimizer(method.stages(bayesify.convert(_network(), method))[0].groups)
     rates = method.make_schedule(made, 10)
     for _ in range(9):
         made.step()
@@ -215,7 +215,7 @@ def test_bayesian_linear_regression_has_the_analytic_mean_field_posterior(noise:
     mean = torch.linalg.solve(precision, x.T @ y / noise_std**2)
     std = precision.diagonal().rsqrt()
     method = BayesAdapter(
-        noise=noise, start_std=(0.02, 0.02), prior_std=prior_std, lr=0.02, log_std_lr=0.1, epochs=300,
+        estimator=noise, start_std=(0.02, 0.02), prior_std=prior_std, lr=0.02, log_std_lr=0.1, epochs=300,
         schedule="cosine", log_std_schedule="cosine",
     )  # fmt: skip
     network = nn.Linear(3, 1, bias=False).double()

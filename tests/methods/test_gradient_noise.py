@@ -40,9 +40,9 @@ class Chains:
         self.random = torch.Generator().manual_seed(1)
         torch.manual_seed(2)
         group = {"params": [self.weights], "num_data": torch.tensor(N)}
-        made = method.make_optimiser([group])
+        made = method.make_optimizer([group])
         assert isinstance(made, Langevin)
-        self.optimiser = made
+        self.optimizer = made
         made.param_groups[0]["adapt_steps"] = adapt
         self.meter = made.meter = GradientNoise(torch.tensor([-1.0]))
         made.plan_look()
@@ -61,25 +61,25 @@ class Chains:
         """Take a step of all chains, by so many minibatches that are accumulated."""
         if self.meter.due and self.steps:
             self.expected.append(self.exact_share())
-        self.optimiser.zero_grad()
+        self.optimizer.zero_grad()
         for rows in self.rows().chunk(parts, 1):
             x, y = X[rows], Y[rows]
             losses = 0.5 / NOISE**2 * ((x @ self.weights[..., None])[..., 0] - y) ** 2  # (chains, rows)
             self.meter.look(lambda some, losses=losses: losses[:, some].mean(1).sum(), rows.shape[1], [self.weights])
             torch.autograd.backward(losses.mean(1).sum() / parts)
-        self.optimiser.step()
+        self.optimizer.step()
         self.steps += 1
 
     def exact_share(self) -> float:
         """Return the share at the present states, from the variance of all examples' gradients."""
-        group = self.optimiser.param_groups[0]
+        group = self.optimizer.param_groups[0]
         w = self.weights.detach()
         each = X * (w @ X.T - Y)[..., None] / NOISE**2  # (chains, N, 4)
         ratio = group["lr"] * N * each.var(1) / self.batch * (1 - self.batch / N) / 4
         if group["kind"] == "sghmc":
             ratio = ratio / group["friction"]
         if group["kind"] == "psgld":
-            ratio = ratio / (1e-5 + self.optimiser.state[self.weights]["square"].sqrt())
+            ratio = ratio / (1e-5 + self.optimizer.state[self.weights]["square"].sqrt())
         return float(ratio.mean())
 
     def ratio(self, burn_in: int, samples: int, every: int) -> float:
@@ -140,15 +140,15 @@ def test_full_batches_have_no_noise_however_the_chain_moves():
 def test_moves_of_the_mean_gradient_are_no_noise():
     """Examples that are all the same: the gradient differs from step to step, but never between examples."""
     weights = nn.Parameter(torch.full((3,), 50.0, dtype=torch.float64))
-    optimiser = Langevin([{"params": [weights]}], torch.tensor(1000), lr=0.3)
-    meter = optimiser.meter = GradientNoise(torch.tensor([-1.0]))
-    optimiser.plan_look()
+    optimizer = Langevin([{"params": [weights]}], torch.tensor(1000), lr=0.3)
+    meter = optimizer.meter = GradientNoise(torch.tensor([-1.0]))
+    optimizer.plan_look()
     for _ in range(2 * EVERY + 1):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         losses = weights.square().sum().expand(9) / 2
         meter.look(lambda some, losses=losses: losses[some].mean(), 9, [weights])
         torch.autograd.backward(losses.mean())
-        optimiser.step()
+        optimizer.step()
     assert 0 <= meter.shares.item() < 1e-20
 
 
@@ -212,7 +212,7 @@ def fitted(epochs: int = 40, batch: int = B, **settings) -> tuple[bayesify.Poste
 
 
 def test_fit_warns_of_gradient_noise_with_its_figure_and_the_step_that_would_do():
-    posterior, (words,) = fitted(num_samples=8)
+    posterior, (words,) = fitted(samples_per_chain=8)
     share = posterior.gradient_noise.item()
     assert 0.7 < share < 2.2  # ten looks at four numbers
     assert f"has {share:.2g} times the variance" in words
@@ -232,35 +232,35 @@ def test_fit_warns_of_gradient_noise_with_its_figure_and_the_step_that_would_do(
     ],
 )
 def test_fit_says_nothing_where_there_is_nothing_to_say(settings: dict):
-    posterior, words = fitted(num_samples=8, **settings)
+    posterior, words = fitted(samples_per_chain=8, **settings)
     assert not words
     if settings.get("batch") == N:
         assert posterior.gradient_noise.item() == 0
 
 
 def test_noise_that_cannot_be_taken_off_is_said():
-    _, (words,) = fitted(num_samples=8, correction="shuffled", lr=0.3)
+    _, (words,) = fitted(samples_per_chain=8, correction="shuffled", lr=0.3)
     assert "cannot be taken off" in words
 
 
 def test_a_loop_of_ones_own_measures_too():
     posterior = bayesify.convert(nn.Linear(4, 1, bias=False).double(), method(), likelihood=Gaussian(noise_std=NOISE))
     (stage,) = posterior.method.stages(posterior)
-    optimiser = posterior.method.make_optimiser(stage.groups)
-    posterior.method.prepare_optimiser(posterior, optimiser, N)
+    optimizer = posterior.method.make_optimizer(stage.groups)
+    posterior.method.prepare_optimizer(posterior, optimizer, N)
     for step in range(6 * EVERY + 1):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         rows = torch.arange(B) + step % (N // B) * B
         with stage.context():
             torch.autograd.backward(posterior.loss((X[rows], Y[rows, None]), num_data=N).total)
-        optimiser.step()
+        optimizer.step()
     assert 0.4 < posterior.gradient_noise.item() < 3
 
 
 @pytest.mark.filterwarnings("ignore:The burn-in")
 def test_apd_warns_too():
     network = nn.Linear(4, 1, bias=False).double()
-    apd = bayesify.APD(prior_std=1.0, epochs=16, chains=2, num_samples=4, hidden=(4,), latent=2, steps=2)
+    apd = bayesify.APD(prior_std=1.0, epochs=16, chains=2, samples_per_chain=4, hidden=(4,), latent=2, steps=2)
     posterior = bayesify.convert(network, apd, likelihood=Gaussian(noise_std=NOISE))
     loader = DataLoader(TensorDataset(X, Y[:, None]), batch_size=B, shuffle=True)
     with pytest.warns(UserWarning, match="noise of the minibatches' gradients"):
@@ -269,7 +269,7 @@ def test_apd_warns_too():
 
 @pytest.mark.parametrize("together", [True, False])
 def test_chains_have_shares_of_their_own(together: bool):
-    posterior, (_,) = fitted(num_samples=8, chains=2, together=together)
+    posterior, (_,) = fitted(samples_per_chain=8, chains=2, together=together)
     one, two = posterior.gradient_noise.tolist()
     assert one != two
     assert 0.5 < one < 2.5
@@ -279,7 +279,7 @@ def test_chains_have_shares_of_their_own(together: bool):
 
 def test_diagnose_shows_the_share():
     pytest.importorskip("arviz")
-    posterior, _ = fitted(num_samples=8)
+    posterior, _ = fitted(samples_per_chain=8)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = bayesify.diagnose(posterior, X[:2])
@@ -290,10 +290,10 @@ def test_diagnose_shows_the_share():
 
 
 def test_states_of_before_the_measurement_load():
-    posterior = bayesify.convert(nn.Linear(4, 1), SGLD(num_samples=4), likelihood="regression")
+    posterior = bayesify.convert(nn.Linear(4, 1), SGLD(samples_per_chain=4), likelihood="regression")
     state = posterior.state_dict()
     del state["gradient_noise"]
-    again = bayesify.convert(nn.Linear(4, 1), SGLD(num_samples=4), likelihood="regression")
+    again = bayesify.convert(nn.Linear(4, 1), SGLD(samples_per_chain=4), likelihood="regression")
     again.load_state_dict(state)
     assert again.noise_shares().tolist() == [-1]
     again.load_state_dict(posterior.state_dict())
@@ -302,7 +302,14 @@ def test_states_of_before_the_measurement_load():
 
 @pytest.mark.parametrize("together", [True, False])
 def test_a_killed_run_goes_on_with_its_correction(together: bool, tmp_path: Path):
-    settings = {"num_samples": 4, "epochs": 14, "chains": 2, "together": together, "correction": "shuffled", "lr": 0.05}
+    settings = {
+        "samples_per_chain": 4,
+        "epochs": 14,
+        "chains": 2,
+        "together": together,
+        "correction": "shuffled",
+        "lr": 0.05,
+    }
     whole, _ = fitted(**settings)
     steps = 0
 
@@ -336,9 +343,9 @@ def test_a_killed_run_goes_on_with_its_correction(together: bool, tmp_path: Path
 
 
 def test_the_chain_does_not_depend_on_being_measured(monkeypatch: pytest.MonkeyPatch):
-    measured, _ = fitted(num_samples=8, epochs=14)
-    monkeypatch.setattr(SGLD, "prepare_optimiser", lambda *_: None)
-    plain, words = fitted(num_samples=8, epochs=14)
+    measured, _ = fitted(samples_per_chain=8, epochs=14)
+    monkeypatch.setattr(SGLD, "prepare_optimizer", lambda *_: None)
+    plain, words = fitted(samples_per_chain=8, epochs=14)
     assert torch.equal(measured.samples, plain.samples)
     assert not words
 
@@ -361,7 +368,7 @@ def test_a_network_that_runs_backward_once_is_not_measured():
             return Once.apply(super().forward(x))
 
     network = Layer(4, 1).double()
-    posterior = bayesify.convert(network, method(epochs=20, num_samples=4), likelihood=Gaussian(noise_std=NOISE))
+    posterior = bayesify.convert(network, method(epochs=20, samples_per_chain=4), likelihood=Gaussian(noise_std=NOISE))
     loader = DataLoader(TensorDataset(X, Y[:, None]), batch_size=B, shuffle=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

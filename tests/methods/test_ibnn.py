@@ -73,11 +73,11 @@ def test_the_divergence_is_divided_by_the_number_of_data(kind, function):
     torch.testing.assert_close(posterior.loss(batch(3), num_data=123)["kl"], expected, **EXACT)
 
 
-def test_foreign_inputs_add_a_term_and_change_no_statistics():
+def test_ood_inputs_add_a_term_and_change_no_statistics():
     posterior = bayesify.convert(network(), METHOD).train()
     alone = copy.deepcopy(posterior)
     torch.manual_seed(2)
-    terms = posterior.loss(batch(), num_data=100, foreign=5 + batch(6)[0])
+    terms = posterior.loss(batch(), num_data=100, ood=5 + batch(6)[0])
     torch.manual_seed(2)
     expected = alone.loss(batch(), num_data=100)
     assert 0 < terms.pop("uncertainty") < 0.5
@@ -126,11 +126,11 @@ def test_groups_have_their_own_rates_and_decay_is_for_weights_alone():
         assert {id(p) for p in groups["latents"]["params"]} == {
             id(posterior.component_means), id(posterior.component_rhos),
         }  # fmt: skip
-        optimiser = method.make_optimiser(list(groups.values()))
-        decays = {group["name"]: group["weight_decay"] for group in optimiser.param_groups}
+        optimizer = method.make_optimizer(list(groups.values()))
+        decays = {group["name"]: group["weight_decay"] for group in optimizer.param_groups}
         assert decays == {"weights": 0.5, "latents": 0.0}
         assert groups["weights"]["lr"] == 0.03
-    adam = bayesify.convert(network(), IBNN(components=4, latent_lr=0.1, optimiser="adam"))
+    adam = bayesify.convert(network(), IBNN(components=4, latent_lr=0.1, optimizer="adam"))
     assert groups_of(adam)["latents"]["lr"] == 0.1
     slow = bayesify.convert(network(), IBNN(slow_lr=1e-5))
     assert groups_of(slow)["weights"]["lr"] == 1e-5
@@ -178,12 +178,12 @@ def test_what_learns(weights):
 def test_the_papers_schedule_is_the_default():
     method = IBNN(components=2, weights="joint", lr=0.05, latent_lr=0.15)
     posterior = bayesify.convert(network(), method)
-    optimiser = method.make_optimiser(method.stages(posterior)[0].groups)
-    schedule = method.make_schedule(optimiser, 100)
+    optimizer = method.make_optimizer(method.stages(posterior)[0].groups)
+    schedule = method.make_schedule(optimizer, 100)
     rates = []
     for _ in range(101):
-        rates.append([group["lr"] for group in optimiser.param_groups])
-        optimiser.step()
+        rates.append([group["lr"] for group in optimizer.param_groups])
+        optimizer.step()
         schedule.step()
     weights, latents = zip(*rates, strict=True)
     assert weights[:51] == pytest.approx([0.05] * 51)
@@ -255,7 +255,7 @@ def test_the_default_start_does_not_wreck_a_network_with_batch_normalisation():
     test = DataLoader(data.test, 500)
 
     def accuracy(posterior) -> float:
-        prediction = bayesify.predict(posterior, test, seed=0, num_samples=4, keep_samples=True)
+        prediction = bayesify.predict(posterior, test, seed=0, num_draws=4, keep_samples=True)
         return float((prediction.samples.argmax(-1) == data.test.targets).double().mean())
 
     found = {std: accuracy(bayesify.convert(plain, IBNN(means_std=std))) for std in (0.0, IBNN().means_std, 0.75)}

@@ -32,13 +32,13 @@ def test_steps_are_the_papers(kind: str, temperature: float):
     lr, wd, friction = 0.1, 0.3, 0.2
     target = torch.randn(5, dtype=torch.float64)
     weights = nn.Parameter(torch.randn(5, dtype=torch.float64))
-    optimiser = sampler(weights, kind=kind, temperature=temperature, friction=friction)
-    optimiser.param_groups[0]["adapt_steps"] = 3
+    optimizer = sampler(weights, kind=kind, temperature=temperature, friction=friction)
+    optimizer.param_groups[0]["adapt_steps"] = 3
     w, v, square = weights.detach().clone(), torch.zeros(5, dtype=torch.float64), None
     for step in range(1, 7):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         (0.5 * (weights - target) ** 2).sum().backward()
-        optimiser.step()
+        optimizer.step()
         z = noise(w, step)
         gradient = w - target
         if kind == "sgld":
@@ -59,10 +59,10 @@ def test_friction_one_is_sgld():
     ends = []
     for kind in ("sgld", "sghmc"):
         weights = nn.Parameter(starts.clone())
-        optimiser = sampler(weights, kind=kind, friction=1.0)
+        optimizer = sampler(weights, kind=kind, friction=1.0)
         for _ in range(5):
             weights.grad = weights.detach() ** 3
-            optimiser.step()
+            optimizer.step()
         ends.append(weights.detach())
     torch.testing.assert_close(*ends, rtol=1e-12, atol=1e-12)
 
@@ -71,27 +71,27 @@ def test_prior_std_is_weight_decay():
     ends = []
     for settings in ({"weight_decay": 0.3}, {"prior_std": 1 / math.sqrt(N * 0.3)}):
         weights = nn.Parameter(torch.ones(3, dtype=torch.float64))
-        optimiser = sampler(weights, **settings)
+        optimizer = sampler(weights, **settings)
         weights.grad = torch.zeros_like(weights)
-        optimiser.step()
+        optimizer.step()
         ends.append(weights.detach())
     torch.testing.assert_close(*ends)
 
 
 def test_groups_that_are_not_sampled_descend():
     weights = nn.Parameter(torch.ones(3))
-    optimiser = Langevin([{"params": [weights], "sampled": False}], torch.tensor(N), lr=0.1, weight_decay=1.0)
+    optimizer = Langevin([{"params": [weights], "sampled": False}], torch.tensor(N), lr=0.1, weight_decay=1.0)
     weights.grad = torch.full((3,), 2.0)
-    optimiser.step()
+    optimizer.step()
     assert torch.equal(weights.detach(), torch.full((3,), 0.9))
 
 
 def test_an_unknown_number_of_data_is_said():
     weights = nn.Parameter(torch.ones(3))
-    optimiser = Langevin([{"params": [weights]}], torch.tensor(0), lr=0.1)
+    optimizer = Langevin([{"params": [weights]}], torch.tensor(0), lr=0.1)
     weights.grad = torch.zeros(3)
     with pytest.raises(ValueError, match="num_data=n"):
-        optimiser.step()
+        optimizer.step()
 
 
 # -- stationary distributions -------------------------------------------------------------------------------------
@@ -99,13 +99,13 @@ def test_an_unknown_number_of_data_is_said():
 
 def run(start: Tensor, gradient, steps: int, **settings) -> tuple[Tensor, Langevin]:
     weights = nn.Parameter(start)
-    optimiser = sampler(weights, **settings)
-    for group in optimiser.param_groups:
+    optimizer = sampler(weights, **settings)
+    for group in optimizer.param_groups:
         group["adapt_steps"] = 1
     for _ in range(steps):
         weights.grad = gradient(weights.detach())
-        optimiser.step()
-    return weights.detach(), optimiser
+        optimizer.step()
+    return weights.detach(), optimizer
 
 
 def assert_covariance(draws: Tensor, expected: Tensor, mean: Tensor) -> None:
@@ -168,10 +168,10 @@ def test_psgld_on_a_gaussian():
     lr, curvature = 0.05, torch.tensor([4.0, 1.0, 0.25], dtype=torch.float64)
     torch.manual_seed(0)
     start = MEAN + torch.randn(30_000, 3, dtype=torch.float64).sign() * (1 + torch.rand(30_000, 3, dtype=torch.float64))
-    draws, optimiser = run(
+    draws, optimizer = run(
         start, lambda w: (w - MEAN) * curvature, 800, kind="psgld", lr=lr, weight_decay=0.0
     )  # fmt: skip
-    G = 1 / (1e-5 + next(iter(optimiser.state.values()))["square"].sqrt())
+    G = 1 / (1e-5 + next(iter(optimizer.state.values()))["square"].sqrt())
     stationary = lr * G / N / (1 - (1 - lr / 2 * G * curvature) ** 2)
     assert_covariance((draws - MEAN) / stationary.sqrt(), torch.eye(3, dtype=torch.float64), torch.zeros(3))
     exact = 1 / (N * curvature)

@@ -71,7 +71,7 @@ def test_the_weights_stay_and_epochs_train_them_without_noise_first(structure):
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("epochs", [0, 2])
 def test_a_killed_pass_goes_on_to_the_same_end(structure, epochs, tmp_path: Path, monkeypatch):
-    method = Laplace(structure=structure, samples=None if structure == "last-layer" else 3)
+    method = Laplace(structure=structure, mc_labels=None if structure == "last-layer" else 3)
     options = {"epochs": epochs, "checkpoint": tmp_path / "run", "checkpoint_steps": 2}
     whole = fitted(method, epochs=epochs)
     looks = []
@@ -190,7 +190,7 @@ def test_memory_is_neither_outputs_nor_rows_times_parameters(structure, monkeypa
         ({"prior_precision": float("inf")}, "prior_precision must be positive and finite"),
         ({"structure": "diagonal", "samples": 0}, "samples must be at least 1, or None"),
         ({"structure": "diagonal", "samples": 1, "curvature": "fisher"}, "the empirical Fisher takes the true ones"),
-        ({"samples": 1}, "needs no backward pass: leave samples=None"),
+        ({"mc_labels": 1}, "needs no backward pass: leave mc_labels=None"),
     ],
 )
 def test_bad_settings(settings, sentence):

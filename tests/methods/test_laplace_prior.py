@@ -23,11 +23,11 @@ def clusters(rows: int, noise: float, seed: int) -> TensorDataset:
 def trained(data: TensorDataset, steps: int) -> nn.Module:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3))
-    optimiser = torch.optim.Adam(network.parameters(), lr=0.02)
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.02)
     for _ in range(steps):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         nn.functional.cross_entropy(network(data.tensors[0]), data.tensors[1]).backward()
-        optimiser.step()
+        optimizer.step()
     return network
 
 

@@ -46,7 +46,7 @@ def test_bayesian_linear_regression(kind: str):
         term = power @ term
         sums += term + term.T
     method = SGLD(
-        kind=kind, lr=lr, prior_std=prior_std, friction=friction, num_samples=kept, thin=thin, burn_in=0.1,
+        kind=kind, lr=lr, prior_std=prior_std, friction=friction, samples_per_chain=kept, thin=thin, burn_in=0.1,
         epochs=kept * 10 // 9 + 1,
     )  # fmt: skip
     posterior = bayesify.convert(nn.Linear(3, 1).double(), method, likelihood=Gaussian(noise_std=noise_std))
@@ -67,7 +67,7 @@ def test_bayesian_linear_regression(kind: str):
 
 
 def test_samples_at_equal_distances_end_with_the_last_step():
-    steps = sorted(sample_steps(SGLD(num_samples=7, burn_in=0.25), 1000))
+    steps = sorted(sample_steps(SGLD(samples_per_chain=7, burn_in=0.25), 1000))
     assert len(steps) == 7
     assert steps[-1] == 1000
     assert steps[0] > 250
@@ -75,11 +75,11 @@ def test_samples_at_equal_distances_end_with_the_last_step():
 
 
 def test_fewer_steps_than_samples_keep_all():
-    assert sorted(sample_steps(SGLD(num_samples=50, burn_in=0.5), 10)) == [6, 7, 8, 9, 10]
+    assert sorted(sample_steps(SGLD(samples_per_chain=50, burn_in=0.5), 10)) == [6, 7, 8, 9, 10]
 
 
 def test_polynomial_steps_are_sampled_at_equal_langevin_time():
-    method = SGLD(schedule="polynomial", num_samples=10, burn_in=0.2, decay_steps=20)
+    method = SGLD(schedule="polynomial", samples_per_chain=10, burn_in=0.2, decay_steps=20)
     sizes = [method.step_size(step, 1000) for step in range(1000)]
     assert sizes[20] == pytest.approx(2**-0.55)
     steps = sorted(sample_steps(method, 1000))
@@ -90,7 +90,7 @@ def test_polynomial_steps_are_sampled_at_equal_langevin_time():
 
 
 def test_cycles():
-    method = SGLD(schedule="cyclical", cycles=4, exploration=0.75, num_samples=8, burn_in=0.0)
+    method = SGLD(schedule="cyclical", cycles=4, exploration=0.75, samples_per_chain=8, burn_in=0.0)
     assert method.step_size(0, 100) == method.step_size(25, 100) == 1.0
     assert method.step_size(12, 100) == pytest.approx(0.5 * (1 + math.cos(math.pi * 12 / 25)))
     steps = sorted(sample_steps(method, 100))
@@ -109,7 +109,7 @@ def loader(batch_norm: bool = False) -> tuple[nn.Module, DataLoader]:
     return network, DataLoader(data, batch_size=6, shuffle=True)
 
 
-QUICK = {"epochs": 5, "weight_decay": 0.0, "num_samples": 6, "burn_in": 0.2}
+QUICK = {"epochs": 5, "weight_decay": 0.0, "samples_per_chain": 6, "burn_in": 0.2}
 
 
 @pytest.mark.parametrize("kind", ["sgld", "sghmc", "psgld"])
@@ -148,7 +148,15 @@ def test_chains_that_move_together_are_chains(kind: str):
     torch.manual_seed(4)
     batches = [(torch.randn(6, 3, dtype=torch.float64), torch.arange(6) % 2) for _ in range(5)]
     method = SGLD(
-        kind=kind, chains=3, together=True, start="perturbed", num_samples=5, burn_in=0.0, thin=1, lr=0.1, epochs=1
+        kind=kind,
+        chains=3,
+        together=True,
+        start="perturbed",
+        samples_per_chain=5,
+        burn_in=0.0,
+        thin=1,
+        lr=0.1,
+        epochs=1,
     )
     posterior = bayesify.convert(network, method)
     vectorised = posterior.chain_outputs(batches[0][0])
@@ -160,16 +168,16 @@ def test_chains_that_move_together_are_chains(kind: str):
 
     def sampler(groups):
         seeds.append(torch.get_rng_state())
-        return method.make_optimiser(groups)
+        return method.make_optimizer(groups)
 
     bayesify.fit(
-        posterior, batches, num_data=24, seed=3, optimiser=sampler, progress=False, accuracy_tolerance=1
+        posterior, batches, num_data=24, seed=3, optimizer=sampler, progress=False, accuracy_tolerance=1
     )  # fmt: skip
     # The same noise: a sampler over the three chains' parameters with the gradients of three separate losses.
     chains = [[nn.Parameter(p) for p in start.values()] for start in starts]
     with torch.random.fork_rng():
         torch.set_rng_state(seeds[0])
-        own = method.make_optimiser([{"params": [p for c in chains for p in c], "num_data": torch.tensor(24)}])
+        own = method.make_optimizer([{"params": [p for c in chains for p in c], "num_data": torch.tensor(24)}])
     method.make_schedule(own, 5)
     for x, y in batches:
         for chain in chains:
@@ -235,7 +243,7 @@ def test_cold_chains_descend():
 
 def test_a_short_burn_in_is_warned_of():
     network, data = loader()
-    method = SGLD(epochs=25, lr=0.05, weight_decay=1e-3, num_samples=2)
+    method = SGLD(epochs=25, lr=0.05, weight_decay=1e-3, samples_per_chain=2)
     with pytest.warns(UserWarning, match="40,000 steps"):
         bayesify.fit(bayesify.convert(network, method), data, progress=False, accuracy_tolerance=1)
 
@@ -267,7 +275,7 @@ def test_a_second_fit_replaces_the_samples():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"num_samples": 0}, "num_samples must be at least 1"),
+        ({"samples_per_chain": 0}, "samples_per_chain must be at least 1"),
         ({"burn_in": 1.0}, "burn_in is a share"),
         ({"thin": 0}, "thin is a number of steps"),
         ({"friction": 0.0}, "friction above 0"),

@@ -50,7 +50,7 @@ def test_the_temperature_is_that_of_a_brute_force_search(method, scale):
     with torch.no_grad():
         logits = torch.stack([posterior.evaluate(x, [key])[0] for key in posterior.keys(6, 3)])
     y = labels_for(logits)
-    bayesify.calibrate(posterior, loader(x, y), num_samples=6, seed=3)
+    bayesify.calibrate(posterior, loader(x, y), num_draws=6, seed=3)
     draws = logits.numpy()
     best = optimize.minimize_scalar(
         lambda t: mixture_nll(draws, y.numpy(), math.exp(t)), bounds=(-4, 4), method="bounded", options={"xatol": 1e-9}
@@ -59,7 +59,7 @@ def test_the_temperature_is_that_of_a_brute_force_search(method, scale):
     assert math.log(found) == pytest.approx(best.x, abs=1e-4)
     assert mixture_nll(draws, y.numpy(), found) <= best.fun + 1e-12
     assert 0.05 < abs(math.log(found)) < 3.9  # the test is about something
-    prediction = predict(posterior, x, num_samples=6, seed=3)
+    prediction = predict(posterior, x, num_draws=6, seed=3)
     assert prediction.log_probs[range(80), y].mean().item() == pytest.approx(-best.fun, abs=1e-9)
 
 
@@ -70,7 +70,7 @@ def test_a_binary_temperature_is_that_of_a_brute_force_search():
         draws = torch.stack([posterior.evaluate(x, [key])[0, :, 0] for key in posterior.keys(5, 0)])
     pairs = torch.stack([torch.zeros_like(draws), draws], -1)
     y = labels_for(pairs).double()
-    bayesify.calibrate(posterior, loader(x, y), num_samples=5)
+    bayesify.calibrate(posterior, loader(x, y), num_draws=5)
     best = optimize.minimize_scalar(
         lambda t: mixture_nll(pairs.numpy(), y.long().numpy(), math.exp(t)), bounds=(-4, 4), method="bounded"
     )
@@ -101,11 +101,11 @@ def test_the_scale_of_the_variance_is_the_closed_form(method, noise_std):
     likelihood = Gaussian(noise_std, num_outputs=2)
     posterior = bayesify.convert(network(4 if noise_std == "head" else 2), method, likelihood=likelihood)
     x, y = torch.randn(50, 4, dtype=F64), 3 * torch.randn(50, 2, dtype=F64)
-    plain = predict(posterior, x, num_samples=6, seed=0)
-    bayesify.calibrate(posterior, loader(x, y), num_samples=6)
+    plain = predict(posterior, x, num_draws=6, seed=0)
+    bayesify.calibrate(posterior, loader(x, y), num_draws=6)
     expected = ((y - plain.mean) ** 2 / plain.variance).mean().item()
     assert posterior.likelihood.variance_scale.item() == pytest.approx(expected, rel=1e-12)
-    scaled = predict(posterior, x, num_samples=6, seed=0)
+    scaled = predict(posterior, x, num_draws=6, seed=0)
 
     def nll(scale):
         return -torch.distributions.Normal(plain.mean, (scale * plain.variance).sqrt()).log_prob(y).mean().item()

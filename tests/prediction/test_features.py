@@ -45,7 +45,7 @@ def test_features_are_the_mean_over_draws(method, chunk):
     posterior, x = _case(method)
     samples = None if isinstance(method, MAP | DeepEnsemble) else 7
     found = bayesify.predict(
-        posterior, x, num_samples=samples, seed=3, output="features", chunk_size=chunk, keep_samples=True
+        posterior, x, num_draws=samples, seed=3, output="features", chunk_size=chunk, keep_samples=True
     )
     draws = _loop(posterior, x, samples, 3)
     assert_close(found.samples, draws, rtol=1e-10, atol=1e-12)
@@ -60,7 +60,7 @@ def test_features_before_the_first_noise_do_not_differ():
     network = Net().double()
     posterior = bayesify.convert(network, BayesAdapter(start_std=(0.2, 0.3)), include="head")
     x = torch.randn(5, 4, dtype=torch.float64)
-    found = bayesify.predict(posterior, x, num_samples=6, seed=0, output="features")
+    found = bayesify.predict(posterior, x, num_draws=6, seed=0, output="features")
     with torch.no_grad():
         assert_close(found.features, network.eval()(x, cut=True))
     assert_close(found.variance, torch.zeros_like(found.variance))
@@ -78,8 +78,8 @@ def test_the_mean_network_and_a_named_module():
 
 def test_a_loader_gives_the_same_and_pairs_can_be_scored():
     posterior, x = _case(MCDropout())
-    whole = bayesify.predict(posterior, x, num_samples=4, seed=1, output="features").features
-    parts = bayesify.predict(posterior, [x[:2], x[2:]], num_samples=4, seed=1, output="features").features
+    whole = bayesify.predict(posterior, x, num_draws=4, seed=1, output="features").features
+    parts = bayesify.predict(posterior, [x[:2], x[2:]], num_draws=4, seed=1, output="features").features
     assert_close(parts, whole)
     scores = bayesify.measure.cosine_scores(whole[:4], whole[1:])
     assert_close(scores, torch.cosine_similarity(whole[:4], whole[1:]))

@@ -37,7 +37,7 @@ def posterior(request):
 
 @pytest.fixture
 def expected(posterior):
-    return predict(posterior, (A, B), num_samples=6, seed=0).probs
+    return predict(posterior, (A, B), num_draws=6, seed=0).probs
 
 
 def test_a_tuple_equals_the_loop(posterior, expected):
@@ -56,7 +56,7 @@ class Batch(UserDict):
 @pytest.mark.parametrize("kind", [dict, Batch])
 @pytest.mark.parametrize("chunk_size", [1, 3, None])
 def test_mappings(posterior, expected, kind, chunk_size):
-    options = {"num_samples": 6, "seed": 0, "chunk_size": chunk_size}
+    options = {"num_draws": 6, "seed": 0, "chunk_size": chunk_size}
     inputs = kind({"a": A, "b": B})
     torch.testing.assert_close(predict(posterior, inputs, **options).probs, expected)
     with_more = kind({"a": A, "b": B, "scale": torch.tensor(1.0), "labels": torch.zeros(7, dtype=torch.long)})
@@ -77,7 +77,7 @@ def loaders():
 @pytest.mark.parametrize("kind", sorted(loaders()))
 @pytest.mark.parametrize("chunk_size", [2, None])
 def test_loaders(posterior, expected, kind, chunk_size):
-    prediction = predict(posterior, loaders()[kind], num_samples=6, seed=0, chunk_size=chunk_size)
+    prediction = predict(posterior, loaders()[kind], num_draws=6, seed=0, chunk_size=chunk_size)
     torch.testing.assert_close(prediction.probs, expected)
 
 

@@ -46,7 +46,7 @@ def posterior(request):
 def look(posterior):
     """Return a good prediction, the calls that it costs, and what is known of the network."""
     Counts.calls = 0
-    probs = predict(posterior, GOOD, seed=0, num_samples=6).probs
+    probs = predict(posterior, GOOD, seed=0, num_draws=6).probs
     loss = posterior.loss((GOOD, torch.zeros(5, dtype=torch.long)), num_data=9).total
     calls, trace = Counts.calls, posterior.trace(GOOD)
     found = layout.layout_of(posterior, GOOD, posterior.keys(2, 0))
@@ -64,7 +64,7 @@ def test_a_malformed_request_changes_nothing(posterior, name, first):
     if not first:
         look(posterior)
     with nullcontext() if "NaN" in name else pytest.raises(Exception):  # noqa: PT011  the network's own, of any kind
-        predict(posterior, MALFORMED[name], seed=1, num_samples=6)
+        predict(posterior, MALFORMED[name], seed=1, num_draws=6)
     look(posterior)
     found = look(posterior)
     assert torch.equal(found[0], expected[0])

@@ -87,12 +87,12 @@ def test_peak_does_not_grow_with_draws(kind, folds, monkeypatch):
     monkeypatch.setattr(layout, "LEAST_ROWS", 64 if folds else 1)
     posterior = POSTERIORS[kind]()
     x = torch.randn(24, 16)
-    predict(posterior, x, num_samples=8, seed=0, chunk_size=8)
+    predict(posterior, x, num_draws=8, seed=0, chunk_size=8)
     before = live_tensors()
     peaks = {}
     for samples in (8, 64):
         with Peak(posterior) as peak:
-            predict(posterior, x, num_samples=samples, seed=0, chunk_size=8)
+            predict(posterior, x, num_draws=samples, seed=0, chunk_size=8)
         peaks[samples] = peak.most
     assert live_tensors() == before  # nothing stays
     assert peaks[64] <= 1.05 * peaks[8]
@@ -104,7 +104,7 @@ def test_the_measure_sees_kept_samples():
     peaks = []
     for samples in (8, 256):
         with Peak(posterior) as peak:
-            predict(posterior, x, num_samples=samples, seed=0, chunk_size=64, keep_samples=True)
+            predict(posterior, x, num_draws=samples, seed=0, chunk_size=64, keep_samples=True)
         peaks.append(peak.most)
     assert peaks[1] > peaks[0] + 248 * 64 * 3 * 4
 
@@ -114,5 +114,5 @@ def test_a_first_draw_does_not_shrink_the_passes():
     network = torch.nn.Sequential(torch.nn.Linear(4, 1024), torch.nn.Dropout(0.5), torch.nn.Linear(1024, 3))
     posterior = convert(network, MCDropout())
     x = torch.randn(2, 4)
-    predict(posterior, x, num_samples=2, seed=0)
+    predict(posterior, x, num_draws=2, seed=0)
     assert layout.layout_of(posterior, x, posterior.keys(2, 0)).rows == 2**20 // 1024

@@ -34,12 +34,12 @@ def posterior(request):
 
 
 @torch.no_grad()
-def looped(posterior, x, num_samples, seed):
+def looped(posterior, x, num_draws, seed):
     """Return the draws' outputs, one pass for each, (S, B, ...)."""
     modes = [(module, module.training) for module in posterior.modules()]
     posterior.eval()
     outputs = []
-    for key in posterior.keys(num_samples, seed):
+    for key in posterior.keys(num_draws, seed):
         with posterior.drawn(key):
             outputs.append(posterior.outputs(x))
     for module, training in modes:
@@ -55,7 +55,7 @@ def entropy(probs):
 def test_equals_a_naive_loop_for_every_chunk_size(posterior, chunk_size):
     samples = looped(posterior, X, 7, seed=3).softmax(-1)
     probs = samples.mean(0)
-    prediction = predict(posterior, X, num_samples=7, seed=3, chunk_size=chunk_size, keep_samples=True)
+    prediction = predict(posterior, X, num_draws=7, seed=3, chunk_size=chunk_size, keep_samples=True)
     torch.testing.assert_close(prediction.samples, samples, **EXACT)
     torch.testing.assert_close(prediction.probs, probs, **EXACT)
     torch.testing.assert_close(prediction.total, entropy(probs), **EXACT)
@@ -70,12 +70,12 @@ def test_equals_a_naive_loop_for_every_chunk_size(posterior, chunk_size):
 def test_other_layouts(make, chunk_size):
     posterior = convert(make(), MCDropout())
     x = torch.randn(12, 6, 6, dtype=torch.float64)
-    prediction = predict(posterior, x, num_samples=5, seed=0, chunk_size=chunk_size, keep_samples=True)
+    prediction = predict(posterior, x, num_draws=5, seed=0, chunk_size=chunk_size, keep_samples=True)
     torch.testing.assert_close(prediction.samples, looped(posterior, x, 5, 0).softmax(-1), **EXACT)
 
 
 def test_the_first_of_one_draw_is_draw(posterior):
-    prediction = predict(posterior, X, num_samples=1, seed=11, keep_samples=True)
+    prediction = predict(posterior, X, num_draws=1, seed=11, keep_samples=True)
     with torch.no_grad():
         posterior.eval()
         torch.testing.assert_close(prediction.samples[0], posterior.draw(11)(X).softmax(-1), **EXACT)
@@ -110,15 +110,15 @@ def mlp_mean(posterior):
 
 
 @pytest.mark.parametrize("number", [1, 2, 33])
-def test_num_samples(number):
-    prediction = predict(convert(mlp(), MCDropout()), X, num_samples=number, seed=0, keep_samples=True)
+def test_num_draws(number):
+    prediction = predict(convert(mlp(), MCDropout()), X, num_draws=number, seed=0, keep_samples=True)
     assert prediction.samples.shape == (number, 9, 3)
     assert predict(convert(mlp(), MCDropout()), X, seed=0).samples is None
 
 
 def test_more_draws_are_a_longer_list_of_the_same():
     posterior = convert(mlp(), MCDropout())
-    few, many = (predict(posterior, X, num_samples=s, seed=0, keep_samples=True).samples for s in (3, 10))
+    few, many = (predict(posterior, X, num_draws=s, seed=0, keep_samples=True).samples for s in (3, 10))
     torch.testing.assert_close(many[:3], few, **EXACT)
 
 
@@ -126,7 +126,7 @@ def test_more_draws_are_a_longer_list_of_the_same():
     ("options", "message"),
     [
         ({"how": "linear"}, "how must be one of .'sampling', 'mean', .*but it is 'linear'"),
-        ({"num_samples": 0}, "num_samples must be a whole number of at least 1"),
+        ({"num_draws": 0}, "num_draws must be a whole number of at least 1"),
         ({"chunk_size": 0}, "chunk_size must be at least 1"),
     ],
 )
@@ -168,14 +168,14 @@ def test_modes_are_restored():
 
 def test_inside_inference_mode():
     posterior = convert(mlp(), MCDropout())
-    expected = predict(posterior, X, num_samples=20, seed=0, chunk_size=9).probs
+    expected = predict(posterior, X, num_draws=20, seed=0, chunk_size=9).probs
     with torch.inference_mode():
         inside = X.clone()
-        torch.testing.assert_close(predict(posterior, inside, num_samples=20, seed=0, chunk_size=1).probs, expected)
+        torch.testing.assert_close(predict(posterior, inside, num_draws=20, seed=0, chunk_size=1).probs, expected)
 
 
 def test_a_prediction_carries_no_graph(posterior):
-    assert not predict(posterior, X.clone().requires_grad_(), num_samples=2, seed=0).probs.requires_grad
+    assert not predict(posterior, X.clone().requires_grad_(), num_draws=2, seed=0).probs.requires_grad
 
 
 # -- dense outputs and regression ---------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def test_segmentation(chunk_size):
     posterior = convert(network, MCDropout())
     x = torch.randn(5, 2, 6, 7, dtype=torch.float64)
     samples = looped(posterior, x, 6, 0).softmax(2).movedim(2, -1)
-    prediction = predict(posterior, x, num_samples=6, seed=0, chunk_size=chunk_size)
+    prediction = predict(posterior, x, num_draws=6, seed=0, chunk_size=chunk_size)
     torch.testing.assert_close(prediction.probs, samples.mean(0), **EXACT)
     assert prediction.label.shape == prediction.epistemic.shape == (5, 6, 7)
 
@@ -197,7 +197,7 @@ def test_regression(chunk_size):
     network = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 2)).double()
     posterior = convert(network, MCDropout(), likelihood=Gaussian(noise_std=0.5))
     outputs = looped(posterior, X, 12, 1)
-    prediction = predict(posterior, X, num_samples=12, seed=1, chunk_size=chunk_size, keep_samples=True)
+    prediction = predict(posterior, X, num_draws=12, seed=1, chunk_size=chunk_size, keep_samples=True)
     torch.testing.assert_close(prediction.mean, outputs.mean(0), **EXACT)
     torch.testing.assert_close(prediction.epistemic, outputs.var(0, correction=0), **EXACT)
     torch.testing.assert_close(prediction.samples, outputs, **EXACT)
@@ -209,7 +209,7 @@ def test_binary():
     network = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1)).double()
     posterior = convert(network, MCDropout(), likelihood="binary")
     samples = looped(posterior, X, 6, 1).sigmoid()[..., 0]
-    prediction = predict(posterior, X, num_samples=6, seed=1)
+    prediction = predict(posterior, X, num_draws=6, seed=1)
     positive = prediction.probs.reshape(9, -1)[:, -1]
     torch.testing.assert_close(positive, samples.mean(0), **EXACT)
     assert math.isfinite(prediction.epistemic.sum())

@@ -37,7 +37,7 @@ def arrangement(request, monkeypatch):
 def check(posterior, x=X, samples=SAMPLES, chunk_size=6):
     """Compare with a loop, for members and draws alike, and return how the passes were arranged."""
     expected = looped(posterior, x, samples, 0).softmax(-1)
-    prediction = predict(posterior, x, num_samples=samples, seed=0, chunk_size=chunk_size, keep_samples=True)
+    prediction = predict(posterior, x, num_draws=samples, seed=0, chunk_size=chunk_size, keep_samples=True)
     torch.testing.assert_close(prediction.samples, expected, **EXACT)
     if len(expected) > 1:
         assert (expected[0] - expected[1]).abs().max() > 1e-4
@@ -45,9 +45,9 @@ def check(posterior, x=X, samples=SAMPLES, chunk_size=6):
 
 
 def calls_per_chunk(posterior, counted, samples=SAMPLES):
-    predict(posterior, X, num_samples=1, seed=0)  # the first prediction also looks at the network
+    predict(posterior, X, num_draws=1, seed=0)  # the first prediction also looks at the network
     counted.calls = 0
-    predict(posterior, X, num_samples=samples, seed=0, chunk_size=2)
+    predict(posterior, X, num_draws=samples, seed=0, chunk_size=2)
     return counted.calls / 3
 
 
@@ -319,7 +319,7 @@ def test_a_network_that_joins_only_for_some_inputs():
     keep = torch.ones(6, 4, dtype=torch.float64)
     keep[4, 1:] = 0
     inputs = (X, keep)
-    prediction = predict(posterior, inputs, num_samples=SAMPLES, seed=0, chunk_size=2, keep_samples=True)
+    prediction = predict(posterior, inputs, num_draws=SAMPLES, seed=0, chunk_size=2, keep_samples=True)
     torch.testing.assert_close(prediction.samples, looped(posterior, inputs, SAMPLES, 0).softmax(-1), **EXACT)
 
 
@@ -329,6 +329,6 @@ def test_a_forward_of_the_users_own_returns():
     layer = posterior.network[0]
     own = layer.forward = lambda x: Counted.forward(layer, x) * 2
     expected = looped(posterior, X, 5, 0).softmax(-1)
-    got = predict(posterior, X, num_samples=5, seed=0, chunk_size=1, keep_samples=True).samples
+    got = predict(posterior, X, num_draws=5, seed=0, chunk_size=1, keep_samples=True).samples
     torch.testing.assert_close(got, expected, **EXACT)
     assert layer.__dict__["forward"] is own

@@ -13,7 +13,7 @@ EXACT = {"rtol": 1e-9, "atol": 1e-12}
 def test_gradient_is_that_of_the_variance_over_draws():
     make, x = NETWORKS["residual"]
     posterior = gaussian(make())
-    found = input_sensitivity(posterior, x, num_samples=6, seed=3)
+    found = input_sensitivity(posterior, x, num_draws=6, seed=3)
     leaf = x.clone().requires_grad_()
     draws = torch.stack([posterior.evaluate(leaf, [key])[0] for key in posterior.keys(6, 3)])
     centred = draws - draws.mean(-1, keepdim=True)
@@ -26,7 +26,7 @@ def test_a_linear_network_in_closed_form():
     """With weights W_s: V = sum_i Var_s(W_s x + b_s)_i, dV/dx = 2 sum_i Cov_s(W_si, f_si), and v_j sum_i E[W_ij]^2."""
     posterior = gaussian(nn.Linear(4, 3), std=0.3, likelihood=Gaussian(0.5))
     x, spread = randn(5, 4), torch.tensor([1.0, 2.0, 0.0, 0.5], dtype=torch.float64)
-    found = input_sensitivity(posterior, x, num_samples=7, input_variance=spread)
+    found = input_sensitivity(posterior, x, num_draws=7, input_variance=spread)
     corners = torch.cat([torch.eye(4, dtype=torch.float64), torch.zeros(1, 4, dtype=torch.float64)])
     with torch.no_grad():
         at = torch.stack([posterior.evaluate(corners, [key])[0] for key in posterior.keys(7, 0)])
@@ -55,6 +55,6 @@ def test_bad_inputs():
     with pytest.raises(ValueError, match="must not be negative"):
         input_sensitivity(posterior, randn(2, 4), input_variance=-1.0)
     with pytest.raises(ValueError, match="does not broadcast"):
-        input_sensitivity(posterior, randn(2, 4), input_variance=torch.ones(3), num_samples=2)
+        input_sensitivity(posterior, randn(2, 4), input_variance=torch.ones(3), num_draws=2)
     with pytest.raises(ValueError, match="no tensor of numbers"):
         input_sensitivity(posterior, torch.ones(2, 4, dtype=torch.long))

@@ -20,7 +20,7 @@ def plain():
 def tagged(tag):
     """Return a posterior that says everywhere which one it is."""
     posterior = bayesify.convert(plain(), MCDropout())
-    posterior.default_samples = tag
+    posterior.default_draws = tag
     with torch.no_grad():
         for tensor in posterior.state_dict().values():
             tensor.fill_(tag)
@@ -31,8 +31,8 @@ def read_tag(folder):
     """Load a posterior and return which one it is; raise where it is a mixture of several."""
     posterior = bayesify.load(folder, plain())
     tags = {float(n) for tensor in posterior.state_dict().values() for n in tensor.reshape(-1)}
-    assert tags == {posterior.default_samples}, tags
-    return posterior.default_samples
+    assert tags == {posterior.default_draws}, tags
+    return posterior.default_draws
 
 
 def save_all(folder, tags):

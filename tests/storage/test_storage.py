@@ -15,7 +15,7 @@ from bayesify import MAP, SWAG, Custom, DeepEnsemble, Gaussian, MCDropout
 from bayesify._core.files import FileError, digest, fingerprint, read_tensors, seal, write_tensors
 from bayesify.storage import FORMAT
 
-ALL_METHODS = {name: cls.example() for name, cls in bayesify.methods().items()}
+ALL_METHODS = {name: cls.example() for name, cls in bayesify.list_methods().items()}
 X = torch.randn(24, 1, 6, 6, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(24) % 3
 
@@ -129,10 +129,10 @@ def test_tied_weights_stay_tied_in_another_precision(tmp_path):
 def test_settings_come_back(tmp_path):
     plain = network()
     posterior = bayesify.convert(plain, MCDropout())
-    posterior.output_key, posterior.default_samples = "logits", 7
+    posterior.output_key, posterior.default_draws = "logits", 7
     bayesify.save(posterior, tmp_path)
     loaded = bayesify.load(tmp_path, plain)
-    assert (loaded.output_key, loaded.default_samples) == ("logits", 7)
+    assert (loaded.output_key, loaded.default_draws) == ("logits", 7)
 
 
 @pytest.mark.filterwarnings("ignore:This posterior has no uncertainty yet")

@@ -17,8 +17,11 @@ from tests.fixtures.make_format1 import FOLDER as FORMAT1
 from tests.fixtures.make_format1 import make_network
 from tests.storage.test_storage import change_config, fitted, network, tensor_file
 
-METHODS = {name: cls.example() for name, cls in bayesify.methods().items()}
-METHODS |= {"sgld": SGLD(num_samples=4, chains=2), "apd": APD(num_samples=4, hidden=(4, 4), latent=3, num_draws=3)}
+METHODS = {name: cls.example() for name, cls in bayesify.list_methods().items()}
+METHODS |= {
+    "sgld": SGLD(samples_per_chain=4, chains=2),
+    "apd": APD(samples_per_chain=4, hidden=(4, 4), latent=3, num_bn_draws=3),
+}
 
 
 def small():
@@ -41,7 +44,7 @@ def test_an_edited_configuration_is_refused(saved):
     with pytest.raises(FileError, match=r"config\.json is not what was saved: it was changed or damaged"):
         bayesify.load(saved, network())
     (saved / "config.json").write_text(json.dumps(json.loads(text), indent=None, sort_keys=True))  # not its values
-    assert bayesify.load(saved, network()).default_samples == 20
+    assert bayesify.load(saved, network()).default_draws == 20
 
 
 def test_a_new_configuration_cannot_pass_for_an_old_one(saved):
@@ -237,7 +240,7 @@ def test_a_finished_generator_makes_no_room_for_what_it_was_learned_with(tmp_pat
     bayesify.save(posterior, tmp_path)
     method = json.loads((tmp_path / "config.json").read_text())["method"]
     change_config(tmp_path, method={**method, "num_samples": 10**9, "chains": 10**6})
-    assert bayesify.load(tmp_path, small()).method.num_samples == 10**9  # a setting of a run that is over
+    assert bayesify.load(tmp_path, small()).method.num_draws == 10**9  # a setting of a run that is over
 
 
 @pytest.mark.parametrize(
@@ -245,8 +248,12 @@ def test_a_finished_generator_makes_no_room_for_what_it_was_learned_with(tmp_pat
     [
         (DeepEnsemble(members=2), {"members": 10**6}, "asks for members=1000000, and there are 2"),
         (SWAG(rank=2), {"rank": 10**9}, "asks for rank=1000000000, and there are 2"),
-        (SGLD(num_samples=4), {"num_samples": 10**9}, "asks for chains x num_samples=1000000000, and there are 4"),
-        (SGLD(num_samples=4), {"chains": 10**6}, "asks for chains=1000000, and there are 1"),
+        (
+            SGLD(samples_per_chain=4),
+            {"num_samples": 10**9},
+            "asks for chains x num_samples=1000000000, and there are 4",
+        ),
+        (SGLD(samples_per_chain=4), {"chains": 10**6}, "asks for chains=1000000, and there are 1"),
     ],
 )
 def test_the_sentence_says_what_is_asked_and_what_there_is(tmp_path, method, changes, sentence):

@@ -24,15 +24,15 @@ METHODS = {
     "map": MAP(),
     "mc-dropout": MCDropout(),
     "deep-ensemble": DeepEnsemble(members=2),
-    "swag": SWAG(rank=2, num_draws=2),
+    "swag": SWAG(rank=2, num_bn_draws=2),
     "bayes-adapter": BayesAdapter(),
     "ibnn": IBNN(components=2),
     "abnn": ABNN(members=2),
     "laplace": Laplace(prior_precision=1.0),
     "laplace-diagonal": Laplace(structure="diagonal"),
     "laplace-kronecker": Laplace(structure="kronecker"),
-    "sgld": SGLD(num_samples=2, chains=2),
-    "apd": APD(num_samples=2, hidden=(3,), latent=2, num_draws=2),
+    "sgld": SGLD(samples_per_chain=2, chains=2),
+    "apd": APD(samples_per_chain=2, hidden=(3,), latent=2, num_bn_draws=2),
 }
 SOURCE = str(Path(bayesify.__file__).parent)
 
@@ -96,7 +96,7 @@ def describe(posterior):
     learns = [(name, parameter.requires_grad) for name, parameter in posterior.named_parameters()]
     return [
         tensors, learns, posterior.method, posterior.likelihood.to_dict(), posterior.conversion, posterior.output_key,
-        posterior.default_samples, posterior.frozen,
+        posterior.default_draws, posterior.frozen,
     ]  # fmt: skip
 
 

@@ -24,16 +24,16 @@ METHODS = {
     "map": MAP(lr=0.01, epochs=1),
     "mc-dropout": MCDropout(),
     "deep-ensemble": DeepEnsemble(members=2, epochs=1),
-    "swag": SWAG(rank=2, epochs=1, num_draws=2, snapshots_per_epoch=2),
+    "swag": SWAG(rank=2, epochs=1, num_bn_draws=2, snapshots_per_epoch=2),
     "bayes-adapter": BayesAdapter(epochs=1),
     "ibnn": IBNN(components=2, repeats=1, epochs=1),
     "abnn": ABNN(members=2, epochs=1),
     "laplace": Laplace(prior_precision=1.0),
     "laplace-diagonal": Laplace(structure="diagonal", prior_precision=1.0),
     "laplace-kronecker": Laplace(structure="kronecker", prior_precision=1.0),
-    "sgld": SGLD(num_samples=2, thin=1, epochs=2, chains=2),
-    "sgld-together": SGLD(num_samples=2, thin=1, epochs=2, chains=2, together=True),
-    "apd": APD(num_samples=2, thin=1, epochs=2, hidden=(4,), latent=2, steps=2, batch=2, num_draws=2),
+    "sgld": SGLD(samples_per_chain=2, thin=1, epochs=2, chains=2),
+    "sgld-together": SGLD(samples_per_chain=2, thin=1, epochs=2, chains=2, together=True),
+    "apd": APD(samples_per_chain=2, thin=1, epochs=2, hidden=(4,), latent=2, steps=2, batch=2, num_bn_draws=2),
 }
 
 
@@ -83,7 +83,7 @@ def test_another_architecture_with_the_same_tensors_is_refused(tmp_path, name):
 @pytest.mark.parametrize("how", ["bank", "pca"])
 def test_what_is_made_of_a_posterior_inherits_what_it_saw(tmp_path, how):
     bank = bayesify.sample_bank(learned(METHODS["deep-ensemble"]), 2)
-    made = bank if how == "bank" else bayesify.distill(bank, "pca", latent=1, loader=LOADER, num_draws=2)
+    made = bank if how == "bank" else bayesify.distill(bank, "pca", latent=1, loader=LOADER, num_bn_draws=2)
     bayesify.save(made, tmp_path)
     bayesify.load(tmp_path, Network())
     with pytest.raises(ValueError, match="for the probe in the file"):
@@ -124,7 +124,7 @@ def test_a_folder_of_the_first_format_gets_a_probe_when_it_is_saved_again(tmp_pa
     plain = make_network()
     plain.load_state_dict(read_tensors(FORMAT1 / "network.safetensors")[0])
     posterior = bayesify.load(FORMAT1 / "swag", plain)
-    bayesify.predict(posterior, torch.randn(4, 3), num_samples=2)
+    bayesify.predict(posterior, torch.randn(4, 3), num_draws=2)
     bayesify.save(posterior, tmp_path)
     assert probe_of(tmp_path)["mean"]
 
@@ -164,9 +164,9 @@ def encoding(values):
 CALLS = {
     "names": lambda posterior, values: posterior(**values),
     "positions": lambda posterior, values: posterior(*values.values()),
-    "mapping": lambda posterior, values: bayesify.predict(posterior, values, num_samples=2),
-    "tuple": lambda posterior, values: bayesify.predict(posterior, tuple(values.values()), num_samples=2),
-    "encoding": lambda posterior, values: bayesify.predict(posterior, encoding(values), num_samples=2),
+    "mapping": lambda posterior, values: bayesify.predict(posterior, values, num_draws=2),
+    "tuple": lambda posterior, values: bayesify.predict(posterior, tuple(values.values()), num_draws=2),
+    "encoding": lambda posterior, values: bayesify.predict(posterior, encoding(values), num_draws=2),
 }
 
 
@@ -233,7 +233,7 @@ def test_inputs_are_not_kept(tmp_path):
     inputs = torch.full((4, 5), 7.25)
     gone = weakref.ref(inputs)
     posterior(inputs)
-    bayesify.predict(posterior, inputs, num_samples=2)
+    bayesify.predict(posterior, inputs, num_draws=2)
     bayesify.save(posterior, tmp_path)
     assert "7.25" not in (tmp_path / "config.json").read_text()
     posterior.noise.layout = None  # speed's own notes

@@ -24,6 +24,8 @@ start here:
 
 {EXIT_CODES}"""
 
+OLD_OPTIONS = {"--foreign": "--ood", "--num-samples": "--num-draws"}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 fine, 1 the job failed, 2 wrong usage.
@@ -33,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     0
     """
     try:
-        arguments = make_parser().parse_args(argv)
+        arguments = make_parser().parse_args(_with_new_options(sys.argv[1:] if argv is None else argv))
     except SystemExit as stop:  # --help, --version, or an error that argparse has explained
         return int(stop.code or 0)
     name = arguments.parser.prog
@@ -73,6 +75,17 @@ def make_parser() -> argparse.ArgumentParser:
     for command in COMMANDS:
         command.add(commands)
     return parser
+
+
+def _with_new_options(argv: Sequence[str]) -> list[str]:
+    """Replace options by the names that they have now, and say so."""
+    options = list(argv)
+    for index, text in enumerate(options):
+        option, equals, value = text.partition("=")
+        if option in OLD_OPTIONS:
+            print(f"bayesify: {option} is an old name: use {OLD_OPTIONS[option]}", file=sys.stderr)
+            options[index] = OLD_OPTIONS[option] + equals + value
+    return options
 
 
 def _message(error: Exception) -> str:

@@ -103,7 +103,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--device", default="cpu", help="where to compute, as cpu or cuda:1 (default: %(default)s)")
 
 
-def add_data(parser: argparse.ArgumentParser, *, split: str | None, foreign: bool) -> None:
+def add_data(parser: argparse.ArgumentParser, *, split: str | None, ood: bool) -> None:
     """Add what says which data are meant; `split` is the default of a command that looks at one split."""
     group = parser.add_argument_group("data")
     group.add_argument(
@@ -114,9 +114,9 @@ def add_data(parser: argparse.ArgumentParser, *, split: str | None, foreign: boo
         "or a function that returns a torch Dataset of (input, target), called with split='train', 'val' or 'test'; "
         "it may return None for 'val'",
     )
-    if foreign:
+    if ood:
         group.add_argument(
-            "--foreign",
+            "--ood",
             action="append",
             default=[],
             metavar="NAME|MODULE:FUNCTION",
@@ -180,7 +180,7 @@ def add_learning(parser: argparse.ArgumentParser, *, many: bool, required: bool)
 def add_predicting(parser: argparse.ArgumentParser, *, score: bool) -> None:
     """Add what says how predictions are made."""
     group = parser.add_argument_group("prediction")
-    group.add_argument("--num-samples", type=_positive, metavar="N", help="how many draws; default: the posterior's")
+    group.add_argument("--num-draws", type=_positive, metavar="N", help="how many draws; default: the posterior's")
     names = ", ".join(PREDICTORS)
     group.add_argument("--how", default="sampling", metavar="NAME", help=f"one of {names} (default: %(default)s)")
     group.add_argument("--seed", type=int, default=0, help="of everything random (default: %(default)s)")
@@ -188,7 +188,7 @@ def add_predicting(parser: argparse.ArgumentParser, *, score: bool) -> None:
         group.add_argument(
             "--score",
             default="total",
-            help="the uncertainty that detects foreign inputs: total, epistemic, ... (default: %(default)s)",
+            help="the uncertainty that detects OOD inputs: total, epistemic, ... (default: %(default)s)",
         )
 
 

@@ -46,12 +46,12 @@ class Task:
         train: Batches to fit on, for methods that learn.
         val: Batches to calibrate on; None calibrates nothing.
         chosen_on: Batches on which a method may choose settings of its own, as Laplace its prior; None takes `val`.
-        foreign: Loaders of foreign inputs, by name.
+        ood: Loaders of OOD inputs, by name.
         plain_seconds: What the cost of fitting is divided by; None measures one epoch of plain training instead.
         likelihood: What the outputs mean.
         epochs: Of every method; None takes the method's own.
         checkpoint: A folder that gets one for each method.
-        predicting: `num_samples` and `how` of the predictions.
+        predicting: `num_draws` and `how` of the predictions.
         score: The uncertainty that detects.
         seed: Of everything random.
         progress: Whether the library shows its own bars.
@@ -62,7 +62,7 @@ class Task:
     train: DataLoader[Any] | None = None
     val: DataLoader[Any] | None = None
     chosen_on: DataLoader[Any] | None = None
-    foreign: Mapping[str, DataLoader[Any]] = field(default_factory=dict)
+    ood: Mapping[str, DataLoader[Any]] = field(default_factory=dict)
     plain_seconds: float | None = None
     likelihood: str = "classification"
     epochs: int | None = None
@@ -172,7 +172,7 @@ def evaluate_posterior(task: Task, posterior: Posterior, name: str, cost: Cost |
         found = evaluate(
             posterior,
             task.test,
-            foreign=task.foreign,
+            ood=task.ood,
             name=label,
             score=task.score,
             seed=task.seed,
@@ -183,7 +183,7 @@ def evaluate_posterior(task: Task, posterior: Posterior, name: str, cost: Cost |
 
     rows = [row(name)]
     if task.val is not None:
-        calibrate(posterior, task.val, num_samples=task.predicting.get("num_samples"), seed=task.seed)
+        calibrate(posterior, task.val, num_draws=task.predicting.get("num_draws"), seed=task.seed)
         how = "temperature" if hasattr(posterior.likelihood, "temperature") else "variance scale"
         rows.append(row(f"{name} + {how}"))
     return rows

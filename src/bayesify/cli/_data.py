@@ -16,7 +16,7 @@ from bayesify.cli._network import find_object
 from bayesify.data import CIFAR10_CLASSES, SPLITS, Split
 from bayesify.data import load as load_named
 
-__all__ = ["class_names", "foreign_sets", "images_of", "load_split", "make_loader", "match_images", "normalised"]
+__all__ = ["class_names", "images_of", "load_split", "make_loader", "match_images", "normalised", "ood_sets"]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -37,15 +37,15 @@ def load_split(spec: str, split: str, *, normalise: str = "none", option: str = 
     return Split(normalised(named.inputs), named.targets)
 
 
-def foreign_sets(specs: Sequence[str], like: Dataset[Any], *, normalise: str) -> dict[str, Dataset[Any]]:
-    """Load foreign data by name; images of named sets get the channels and the size of those of `like`."""
+def ood_sets(specs: Sequence[str], like: Dataset[Any], *, normalise: str) -> dict[str, Dataset[Any]]:
+    """Load OOD data by name; images of named sets get the channels and the size of those of `like`."""
     sets: dict[str, Dataset[Any]] = {}
     for spec in specs:
         found: Dataset[Any] | None
         if ":" in spec:
-            found = _of_function(spec, "test", "--foreign")
+            found = _of_function(spec, "test", "--ood")
         else:
-            named = _named(spec, "test", "--foreign")
+            named = _named(spec, "test", "--ood")
             assert named is not None  # every set has a test split
             sample = like[0][0] if isinstance(like[0], list | tuple) else like[0]
             images = named.inputs
@@ -54,7 +54,7 @@ def foreign_sets(specs: Sequence[str], like: Dataset[Any], *, normalise: str) ->
                 images = normalised(images) if normalise == "imagenet" else images
             found = Split(images, named.targets)
         if found is None:
-            raise JobError(f"--foreign {spec} gave nothing for split='test'.")
+            raise JobError(f"--ood {spec} gave nothing for split='test'.")
         sets[spec] = found
     return sets
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from bayesify import storage
 from bayesify.cli._common import JobError, UsageError
 from bayesify.cli._comparison import Made, Task, fit_method
-from bayesify.cli._data import foreign_sets, load_split, make_loader
+from bayesify.cli._data import load_split, make_loader, ood_sets
 from bayesify.cli._network import load_network
 from bayesify.cli._settings import make_method
 from bayesify.methods import Method
@@ -45,7 +45,7 @@ def make_task(args: argparse.Namespace, network: nn.Module, methods: Sequence[Me
         return make_loader(split_of(args, split), args.batch_size, shuffle=shuffle)
 
     test = split_of(args, args.split)
-    foreign = foreign_sets(getattr(args, "foreign", []), test, normalise=args.normalise)
+    ood = ood_sets(getattr(args, "ood", []), test, normalise=args.normalise)
     checkpoint = getattr(args, "checkpoint", None)
     return Task(
         network=network,
@@ -53,11 +53,11 @@ def make_task(args: argparse.Namespace, network: nn.Module, methods: Sequence[Me
         train=loader("train", shuffle=True) if learns else None,
         val=loader("val") if getattr(args, "calibrate", False) else None,
         chosen_on=_chosen_on(args) if chooses else None,
-        foreign={name: make_loader(data, args.batch_size) for name, data in foreign.items()},
+        ood={name: make_loader(data, args.batch_size) for name, data in ood.items()},
         likelihood=getattr(args, "likelihood", "classification"),
         epochs=getattr(args, "epochs", None),
         checkpoint=None if checkpoint is None else Path(checkpoint),
-        predicting={"num_samples": args.num_samples, "how": args.how},
+        predicting={"num_draws": args.num_draws, "how": args.how},
         score=getattr(args, "score", "total"),
         seed=args.seed,
         progress=not args.quiet,

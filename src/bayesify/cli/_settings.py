@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Literal, Union
 
+from bayesify._core.deprecation import warn_renamed
 from bayesify.cli._common import UsageError
-from bayesify.methods import Method, methods
+from bayesify.methods import Method, list_methods
 
 __all__ = ["make_method", "make_methods", "parse_arguments", "parse_value"]
 
@@ -44,7 +45,7 @@ def make_method(name: str, pairs: Sequence[str]) -> Method:
 
 def make_methods(names: Sequence[str], pairs: Sequence[str]) -> dict[str, Method]:
     """Make several methods; a setting is for all methods that have it, or as METHOD.KEY=VALUE for one."""
-    known = methods()
+    known = list_methods()
     names = list(known) if "all" in names else list(dict.fromkeys(names))
     for name in names:
         if name not in known:
@@ -52,14 +53,17 @@ def make_methods(names: Sequence[str], pairs: Sequence[str]) -> dict[str, Method
     settings: dict[str, dict[str, Any]] = {name: {} for name in names}
     for pair in pairs:
         key, text = _split(pair, "--set")
-        only, _, field = key.rpartition(".")
+        only, _, given = key.rpartition(".")
         if only and only not in names:
             raise UsageError(f"--set {pair}: {only!r} is none of the methods given, {', '.join(names)}")
-        takers = [name for name in ([only] if only else names) if field in _fields(known[name])]
+        takers = {name: known[name].renamed.get(given, given) for name in ([only] if only else names)}
+        takers = {name: field for name, field in takers.items() if field in _fields(known[name])}
         if not takers:
             there = "; ".join(f"{name} has {', '.join(_fields(known[name]))}" for name in ([only] if only else names))
-            raise UsageError(f"--set {pair}: there is no setting {field!r}; {there}")
-        for name in takers:
+            raise UsageError(f"--set {pair}: there is no setting {given!r}; {there}")
+        for name, field in takers.items():
+            if field != given:
+                warn_renamed(f"--set {given}", f"--set {field}")
             settings[name][field] = parse_value(text, _fields(known[name])[field], pair)
     try:
         return {name: known[name](**settings[name]) for name in names}

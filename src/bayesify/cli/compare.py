@@ -20,7 +20,7 @@ __all__ = ["add", "run"]
 EPILOG = """\
 examples:
   bayesify compare --model my_project.models:make_network --weights network.safetensors \\
-      --data my_project.data:load --foreign fashion-mnist --method mc-dropout --method swag \\
+      --data my_project.data:load --ood fashion-mnist --method mc-dropout --method swag \\
       --set swag.rank=10 --calibrate --report comparison.html
   bayesify compare --model nets:cnn --weights cnn.safetensors --data digits --posterior a --posterior b
 
@@ -38,7 +38,7 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("--report", metavar="FILE", help="write an HTML report too")
     add_model(parser)
-    add_data(parser, split="test", foreign=True)
+    add_data(parser, split="test", ood=True)
     add_learning(parser, many=True, required=False)
     add_predicting(parser, score=True)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from bayesify.methods import source_of
 from bayesify.cli._common import (
     Commands,
     Output,
@@ -15,18 +14,19 @@ from bayesify.cli._common import (
     add_predicting,
     aligned,
 )
+from bayesify.methods import source_of
 
 __all__ = ["add", "run"]
 
 EPILOG = """\
 examples:
   bayesify evaluate --posterior posterior --model my_project.models:make_network \\
-      --weights network.safetensors --data my_project.data:load --foreign my_project.data:other
+      --weights network.safetensors --data my_project.data:load --ood my_project.data:other
   bayesify evaluate --method map --model nets:resnet20 --weights resnet20.safetensors \\
-      --data cifar10 --normalise imagenet --foreign fashion-mnist
+      --data cifar10 --normalise imagenet --ood fashion-mnist
 
-With --calibrate the figures are those after calibration. fpr95/SET is the share of the data that is
-suspected when 95 % of SET are."""
+With --calibrate the figures are those after calibration. fpr-at-95-ood-recall/SET is the share of the
+data that is called OOD at the threshold that finds 95 % of SET."""
 
 
 def add(commands: Commands) -> None:
@@ -35,12 +35,12 @@ def add(commands: Commands) -> None:
         commands,
         "evaluate",
         run,
-        help="measure accuracy, NLL, Brier score, ECE and the detection of foreign inputs",
+        help="measure accuracy, NLL, Brier score, ECE and the detection of OOD inputs",
         epilog=EPILOG,
     )
     parser.add_argument("--posterior", metavar="DIR", help="a folder that 'bayesify fit' wrote; or give --method")
     add_model(parser)
-    add_data(parser, split="test", foreign=True)
+    add_data(parser, split="test", ood=True)
     add_learning(parser, many=False, required=False)
     add_predicting(parser, score=True)
 

@@ -37,7 +37,7 @@ def add(commands: Commands) -> None:
     parser = add_command(commands, "fit", run, help="make a network Bayesian, and save the posterior", epilog=EPILOG)
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for the posterior")
     add_model(parser)
-    add_data(parser, split=None, foreign=False)
+    add_data(parser, split=None, ood=False)
     add_learning(parser, many=False, required=True)
     add_predicting(parser, score=False)
 
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> Output:
     before = evaluate_posterior(task, convert(network, MAP(), likelihood=args.likelihood), "before")[0]
     made = fit_method(task, method)
     if calibrates:
-        calibrate(made.posterior, task.test, num_samples=args.num_samples, seed=args.seed)
+        calibrate(made.posterior, task.test, num_draws=args.num_draws, seed=args.seed)
     after = evaluate_posterior(task, made.posterior, "after")[0]
     save(made.posterior, args.out)
     summary = {

@@ -25,14 +25,14 @@ def add(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> Output:
     """List the registered methods."""
-    from bayesify.methods import methods
+    from bayesify.methods import list_methods
 
     found = {
         name: {
             "summary": (inspect.getdoc(cls) or "").partition("\n")[0],
             "settings": {field.name: field.default for field in dataclasses.fields(cls)},
         }
-        for name, cls in methods().items()
+        for name, cls in list_methods().items()
     }
     width = max(map(len, found))
     lines = []

@@ -47,7 +47,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--posterior", metavar="DIR", help="a folder that 'bayesify fit' wrote; or give --method")
     parser.add_argument("--out", metavar="FILE", help="*.csv or *.jsonl; without it, CSV (or --json) goes to stdout")
     add_model(parser)
-    add_data(parser, split="test", foreign=False)
+    add_data(parser, split="test", ood=False)
     add_learning(parser, many=False, required=False)
     add_predicting(parser, score=False)
 
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> Output:
         raise UsageError(f"--out {out}: the name must end in .csv or .jsonl")
     task, made = one_posterior(args)
     if task.val is not None:
-        calibrate(made.posterior, task.val, num_samples=args.num_samples, seed=args.seed)
+        calibrate(made.posterior, task.val, num_draws=args.num_draws, seed=args.seed)
     found = predict(made.posterior, task.test, seed=args.seed, progress=task.progress, **task.predicting)
     rows = _rows(found)
     if out is None:

@@ -11,7 +11,7 @@ __all__ = ["add", "run"]
 EPILOG = """\
 examples:
   bayesify report --posterior swag --posterior dropout --model my_project.models:make_network \\
-      --weights network.safetensors --data my_project.data:load --foreign fashion-mnist --out report.html
+      --weights network.safetensors --data my_project.data:load --ood fashion-mnist --out report.html
 
 It predicts anew, and shows the plain network as 'map' beside the posteriors. 'bayesify compare
 --report FILE' writes the same report for methods that it fits."""
@@ -29,7 +29,7 @@ def add(commands: Commands) -> None:
         "--out", dest="report", default="report.html", metavar="FILE", help="the report (default: %(default)s)"
     )
     add_model(parser)
-    add_data(parser, split="test", foreign=True)
+    add_data(parser, split="test", ood=True)
     add_predicting(parser, score=True)
 
 

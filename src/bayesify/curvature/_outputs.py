@@ -56,7 +56,7 @@ def columns(
     if positions * rank > MOST_COLUMNS:
         raise ValueError(
             f"The exact GGN of outputs {tuple(output.shape[1:])} takes {positions * rank:,} backward passes for each "
-            f"batch, and {MOST_COLUMNS:,} are the most that are made. Draw labels instead: Laplace(samples=1)."
+            f"batch, and {MOST_COLUMNS:,} are the most that are made. Draw labels instead: Laplace(mc_labels=1)."
         )
     for position in range(positions):
         for column in range(rank):

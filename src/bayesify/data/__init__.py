@@ -1,4 +1,4 @@
-"""Readers for standard formats, named sets, and inputs that are foreign by construction.
+"""Readers for standard formats, named sets, and inputs that are OOD by construction.
 
 Loading never runs code: nothing is unpickled, and every file of a named set is checked for
 being whole before it is used.
@@ -6,6 +6,7 @@ being whole before it is used.
 
 from __future__ import annotations
 
+from bayesify._core.deprecation import moved_names
 from bayesify.data.cifar import (
     CIFAR10_CLASSES,
     read_cifar10,
@@ -13,7 +14,7 @@ from bayesify.data.cifar import (
     read_cifar10_file,
 )
 from bayesify.data.digits import photo_patches, read_digits
-from bayesify.data.fakes import ForeignImages, blur, jpeg, mix, noise_in_ball, shuffle_patches
+from bayesify.data.fakes import OODImages, blur, jpeg, mix, noise_in_ball, shuffle_patches
 from bayesify.data.files import File, data_root, download, locate
 from bayesify.data.folder import ImageFolder
 from bayesify.data.idx import read_idx, read_idx_split
@@ -34,8 +35,8 @@ __all__ = [
     "CIFAR10_CLASSES",
     "SPLITS",
     "File",
-    "ForeignImages",
     "ImageFolder",
+    "OODImages",
     "Scale",
     "Split",
     "Standardised",
@@ -69,3 +70,5 @@ __all__ = [
     "to_scale",
     "uniform_like",
 ]
+
+__getattr__ = moved_names(__name__, {"ForeignImages": "bayesify.data.OODImages"})

@@ -1,4 +1,4 @@
-"""Foreign images made from ordinary ones, for training and testing detectors without a generative model.
+"""OOD images made from ordinary ones, for training and testing detectors without a generative model.
 
 Everything random takes a ``generator``: a ``torch.Generator``, a seed, or None for torch's global generator, which a
 ``DataLoader`` seeds differently in each of its workers.
@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from bayesify._core.optional import require
 from bayesify.data.ood import Range, check_images, check_scale, draw
 
-__all__ = ["ForeignImages", "blur", "jpeg", "mix", "noise_in_ball", "shuffle_patches"]
+__all__ = ["OODImages", "blur", "jpeg", "mix", "noise_in_ball", "shuffle_patches"]
 
 Source = torch.Generator | int | None
 
@@ -116,8 +116,8 @@ def mix(x: Tensor, other: Tensor, share: float = 0.5) -> Tensor:
     return share * x + (1 - share) * other
 
 
-class ForeignImages(Dataset[Tensor]):
-    """Foreign inputs for the training of a posterior that knows them: as long as the training set, and random.
+class OODImages(Dataset[Tensor]):
+    """OOD inputs for the training of a posterior that knows them: as long as the training set, and random.
 
     An item is, half of the time, a training image with noise from a ball; else a fake: one of yours, or a
     training image with its patches shuffled or another image mixed in, then blurred (half of the time, by up to three
@@ -136,7 +136,7 @@ class ForeignImages(Dataset[Tensor]):
         compress: Whether fakes are compressed.
 
     Example:
-        >>> data = ForeignImages(torch.rand(10, 3, 8, 8), radius=0.03, compress=False)
+        >>> data = OODImages(torch.rand(10, 3, 8, 8), radius=0.03, compress=False)
         >>> len(data), data[0].shape
         (10, torch.Size([3, 8, 8]))
     """
@@ -171,7 +171,7 @@ class ForeignImages(Dataset[Tensor]):
         return len(self.images)
 
     def __getitem__(self, index: int) -> Tensor:
-        """Return one foreign image, another each time."""
+        """Return one OOD image, another each time."""
         if float(torch.rand(())) < self.share:
             image = self._moved(self._worn(self._fake(index)))
         else:

@@ -1,4 +1,4 @@
-"""Inputs that are foreign by construction, and corruptions of increasing level.
+"""Inputs that are OOD by construction, and corruptions of increasing level.
 
 Everything random takes a ``generator``: a ``torch.Generator``, or a seed. Draws are made on the
 generator's device (the CPU for a seed), so that a seed means the same numbers on every device.

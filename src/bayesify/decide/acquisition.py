@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from bayesify._core.deprecation import renamed
 from bayesify.evaluation.measures.uncertainty import entropy
 
 __all__ = ["Acquisition", "Round", "acquire", "active_learning", "batch_bald"]
@@ -18,16 +19,17 @@ SCORES = {
     "entropy": "total",
     "bald": "epistemic",
     "variation-ratio": "variation_ratio",
-    "max-probability": "max_probability",
+    "max-probability": "msp",
     "model-variance": "model_variance",
 }
 
 
+@renamed(how="acquisition")
 def acquire(
     prediction: Any,
     num: int,
     *,
-    how: Acquisition = "bald",
+    acquisition: Acquisition = "bald",
     indices: Sequence[int] | Tensor | None = None,
     seed: int = 0,
 ) -> Tensor:
@@ -36,7 +38,7 @@ def acquire(
     Args:
         prediction: Of the pool, from `predict`; with `keep_samples=True` for "batch-bald".
         num: How many to choose; a smaller pool is chosen whole.
-        how: The highest "entropy", "bald" (mutual information), "variation-ratio", "max-probability" (least
+        acquisition: The highest "entropy", "bald" (mutual information), "variation-ratio", "max-probability" (least
             confidence) or "model-variance"; "batch-bald" looks at the chosen ones together; "random".
         indices: Each pool row's index in the data set; None takes the rows' own positions.
         seed: Of "random", and of the order of equal scores.
@@ -50,23 +52,23 @@ def acquire(
         >>> acquire(pool, 2, indices=[10, 20, 30]).tolist()
         [20, 30]
     """
-    if how not in (*SCORES, "batch-bald", "random"):
-        raise ValueError(f"how must be one of {[*SCORES, 'batch-bald', 'random']}, but it is {how!r}.")
+    if acquisition not in (*SCORES, "batch-bald", "random"):
+        raise ValueError(f"acquisition must be one of {[*SCORES, 'batch-bald', 'random']}, but it is {acquisition!r}.")
     if num < 1:
         raise ValueError(f"num must be at least 1, but it is {num}.")
     generator = torch.Generator().manual_seed(seed)
-    if how == "batch-bald":
+    if acquisition == "batch-bald":
         if prediction.samples is None:
             raise ValueError("Batch-BALD needs the draws: predict(posterior, pool, keep_samples=True).")
         _refuse_nan(prediction.samples.isnan().any(-1).any(0))
         chosen = batch_bald(prediction.samples, num, seed=seed)
         rows = prediction.samples.shape[1]
     else:
-        if how == "random":
+        if acquisition == "random":
             rows = len(prediction)
             scores = torch.zeros(rows)
         else:
-            scores = torch.as_tensor(getattr(prediction, SCORES[how])).cpu()
+            scores = torch.as_tensor(getattr(prediction, SCORES[acquisition])).cpu()
             rows = len(scores)
         if scores.ndim != 1:
             raise ValueError(f"Scores of shape {tuple(scores.shape)} are not one per example. Average dense ones.")
@@ -178,6 +180,7 @@ class Round:
     results: dict[str, float]
 
 
+@renamed(how="acquisition")
 def active_learning(
     learn: Callable[[list[int], Any], Any],
     predict: Callable[[Any, list[int]], Any],
@@ -187,7 +190,7 @@ def active_learning(
     pool: Sequence[int],
     num: int,
     rounds: int,
-    how: Acquisition = "bald",
+    acquisition: Acquisition = "bald",
     seed: int = 0,
 ) -> list[Round]:
     """Label, learn, measure, choose, again and again.
@@ -201,7 +204,7 @@ def active_learning(
         pool: Indices of those that may be labelled.
         num: How many are labelled in each round.
         rounds: How many times to learn; labels are bought in all but the last.
-        how: As `acquire`.
+        acquisition: As `acquire`.
         seed: Of the choice.
 
     Returns:
@@ -219,7 +222,7 @@ def active_learning(
         chosen: list[int] = []
         if number + 1 < rounds and open_:
             prediction = predict(posterior, open_)
-            chosen = acquire(prediction, num, how=how, indices=open_, seed=seed + number).tolist()
+            chosen = acquire(prediction, num, acquisition=acquisition, indices=open_, seed=seed + number).tolist()
         history.append(Round(tuple(labelled), tuple(chosen), results))
         labelled += chosen
         bought = set(chosen)

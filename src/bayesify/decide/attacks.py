@@ -15,6 +15,7 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor, nn
 
+from bayesify._core.deprecation import renamed
 from bayesify._core.modes import evaluation_mode
 from bayesify.laws import Posterior
 from bayesify.likelihoods import Likelihood
@@ -56,6 +57,7 @@ def features_moved(references: Tensor) -> Goal:
     return lambda outputs: (nn.functional.normalize(outputs.mean(0), dim=-1) - fixed).square().sum(-1)
 
 
+@renamed(num_samples="num_draws")
 def pgd(
     posterior: Posterior,
     inputs: Tensor,
@@ -64,7 +66,7 @@ def pgd(
     radius: float = 0.031,
     step: float = 0.003,
     steps: int = 20,
-    num_samples: int | None = None,
+    num_draws: int | None = None,
     bounds: tuple[float, float] = (0.0, 1.0),
     preprocess: Callable[[Tensor], Tensor] | None = None,
     random_start: bool = True,
@@ -87,7 +89,7 @@ def pgd(
         radius: Of the ball; the paper has .031 for CIFAR.
         step: The length of a step.
         steps: Their number.
-        num_samples: Draws in a step; None takes the posterior's own number.
+        num_draws: Draws in a step; None takes the posterior's own number.
         bounds: What values inputs can have.
         preprocess: What inputs go through before the network: normalisation.
         random_start: Whether to begin at a random point of the ball.
@@ -105,7 +107,7 @@ def pgd(
         >>> from bayesify import MCDropout, convert
         >>> posterior = convert(nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 3)), MCDropout())
         >>> x, labels = torch.rand(5, 4), torch.arange(5) % 3
-        >>> bool((pgd(posterior, x, labels, radius=0.1, num_samples=4) - x).abs().max() <= 0.1 + 1e-6)
+        >>> bool((pgd(posterior, x, labels, radius=0.1, num_draws=4) - x).abs().max() <= 0.1 + 1e-6)
         True
     """
     if radius < 0 or step <= 0 or steps < 0:
@@ -130,20 +132,21 @@ def pgd(
     for index in range(steps):
         draws = seed + 1 + index * fresh_draws
         if nearest:
-            moving = moving & _right(posterior, x, labels, num_samples, preprocess, draws)
-        gradient = _gradient(posterior, x, goal, num_samples, preprocess, draws, output)
+            moving = moving & _right(posterior, x, labels, num_draws, preprocess, draws)
+        gradient = _gradient(posterior, x, goal, num_draws, preprocess, draws, output)
         moved = (x + step * gradient.sign()).clamp(inputs - radius, inputs + radius).clamp(low, high)
         x = torch.where(moving.view(-1, *(1,) * (x.ndim - 1)), moved, x)
     return x
 
 
+@renamed(num_samples="num_draws")
 def fgsm(
     posterior: Posterior,
     inputs: Tensor,
     goal: Tensor | Goal,
     *,
     radius: float = 0.031,
-    num_samples: int | None = None,
+    num_draws: int | None = None,
     bounds: tuple[float, float] = (0.0, 1.0),
     preprocess: Callable[[Tensor], Tensor] | None = None,
     levels: int = 1,
@@ -158,11 +161,11 @@ def fgsm(
         if not isinstance(goal, Tensor):
             raise ValueError("levels looks at whether labels are wrong: give the true labels as the goal.")
         gradient = _gradient(
-            posterior, inputs.detach(), surprise(posterior.likelihood, goal), num_samples, preprocess, seed + 1
+            posterior, inputs.detach(), surprise(posterior.likelihood, goal), num_draws, preprocess, seed + 1
         )
         x = inputs.detach().clone()
         for level in range(1, levels + 1):
-            left = _right(posterior, x, goal, num_samples, preprocess, seed + 1)
+            left = _right(posterior, x, goal, num_draws, preprocess, seed + 1)
             if not left.any():
                 break
             x[left] = (inputs[left] + radius * level / levels * gradient[left].sign()).clamp(*bounds)
@@ -174,7 +177,7 @@ def fgsm(
         radius=radius,
         step=max(radius, 1e-30),
         steps=1,
-        num_samples=num_samples,
+        num_draws=num_draws,
         bounds=bounds,
         preprocess=preprocess,
         random_start=False,
@@ -187,14 +190,14 @@ def _right(
     posterior: Posterior,
     x: Tensor,
     labels: Tensor,
-    num_samples: int | None,
+    num_draws: int | None,
     preprocess: Callable[[Tensor], Tensor] | None,
     seed: int,
 ) -> Tensor:
     """Return where the average of the draws has the right label."""
     ready = x if preprocess is None else preprocess(x)
     with posterior.lock, evaluation_mode(posterior):
-        outputs = [evaluate_draw(posterior, ready, key, None) for key in posterior.keys(num_samples, seed)]
+        outputs = [evaluate_draw(posterior, ready, key, None) for key in posterior.keys(num_draws, seed)]
     return posterior.likelihood.log_probs(torch.stack(outputs)).logsumexp(0).argmax(-1) == labels
 
 
@@ -202,13 +205,13 @@ def _gradient(
     posterior: Posterior,
     x: Tensor,
     goal: Goal,
-    num_samples: int | None,
+    num_draws: int | None,
     preprocess: Callable[[Tensor], Tensor] | None,
     seed: int,
     output: str = "prediction",
 ) -> Tensor:
     """Return the gradient of a goal of all draws, one draw's graph at a time."""
-    keys = posterior.keys(num_samples, seed)
+    keys = posterior.keys(num_draws, seed)
     ready = preprocess or (lambda values: values)
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
@@ -237,16 +240,17 @@ class PredictiveNetwork(nn.Module):
 
     Args:
         posterior: A posterior of a classifier.
-        num_samples: Draws in a call; None takes the posterior's own number.
+        num_draws: Draws in a call; None takes the posterior's own number.
     """
 
-    def __init__(self, posterior: Posterior, num_samples: int | None = None) -> None:
+    @renamed(num_samples="num_draws")
+    def __init__(self, posterior: Posterior, num_draws: int | None = None) -> None:
         super().__init__()
         self.posterior = posterior
-        self.num_samples = num_samples
+        self.num_draws = num_draws
 
     def forward(self, x: Tensor) -> Tensor:
         """Return log-probabilities (B, ..., C)."""
-        keys = self.posterior.keys(self.num_samples, int(torch.randint(2**31, ())))
+        keys = self.posterior.keys(self.num_draws, int(torch.randint(2**31, ())))
         outputs = torch.cat([self.posterior.evaluate(x, [key]) for key in keys])
         return self.posterior.likelihood.log_probs(outputs).logsumexp(0) - math.log(len(outputs))

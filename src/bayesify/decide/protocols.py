@@ -1,4 +1,4 @@
-"""How well a posterior's scores find foreign and attacked inputs, by the protocols of published tables."""
+"""How well a posterior's scores find OOD and attacked inputs, by the protocols of published tables."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from bayesify._core.deprecation import renamed, renamed_fields
 from bayesify.decide.attacks import fgsm, pgd
 from bayesify.evaluation.measures.detection import aupr, auroc
 from bayesify.laws import Posterior
@@ -22,7 +23,7 @@ SCORES = {
     "entropy": "total",
     "BALD": "epistemic",
     "variation ratio": "variation_ratio",
-    "max probability": "max_probability",
+    "max probability": "msp",
     "model variance": "model_variance",
 }
 """The scores of Wang et al. 2018, section 3.1, and the fields that hold them. What its tables call "VR" is the maximum
@@ -36,22 +37,24 @@ ATTACKS: dict[str, Callable[..., Tensor]] = {"FGSM": fgsm, "PGD": pgd}
 Box = Literal["grey", "white"]
 
 
+@renamed_fields(aupr_foreign="aupr_ood")
 @dataclass(frozen=True)
 class Separation:
     """How well a score tells two sets apart.
 
     Attributes:
-        auroc: The probability that a foreign input has the higher score.
-        aupr_foreign: Area under the precision-recall curve with foreign inputs to be found ("AUPR+").
+        auroc: The probability that an OOD input has the higher score.
+        aupr_ood: Area under the precision-recall curve with OOD inputs to be found ("AUPR+").
         aupr_own: The same with the own inputs to be found, by the negated score ("AUPR-").
     """
 
     auroc: float
-    aupr_foreign: float
+    aupr_ood: float
     aupr_own: float
 
 
-def separation(own: Prediction, foreign: Prediction, scores: Mapping[str, str] | None = None) -> dict[str, Separation]:
+@renamed(foreign="ood")
+def separation(own: Prediction, ood: Prediction, scores: Mapping[str, str] | None = None) -> dict[str, Separation]:
     """Return how well each score of two predictions tells them apart.
 
     Example:
@@ -63,24 +66,25 @@ def separation(own: Prediction, foreign: Prediction, scores: Mapping[str, str] |
     """
     found = {}
     for name, field in (scores or SCORES).items():
-        pair = own.score(field), foreign.score(field)
+        pair = own.score(field), ood.score(field)
         found[name] = Separation(auroc(*pair), aupr(*pair), aupr(*pair, positive="id"))
     return found
 
 
+@renamed(num_samples="num_draws", foreign="ood")
 def anomaly_table(
     posterior: Posterior,
     inputs: Tensor,
-    foreign: Mapping[str, Tensor],
+    ood: Mapping[str, Tensor],
     *,
     factor: float = 1.0,
     bounds: tuple[float, float] = (0.0, 1.0),
     scores: Mapping[str, str] | None = None,
-    num_samples: int | None = None,
+    num_draws: int | None = None,
     repeats: int = 1,
     seed: int = 0,
 ) -> dict[str, dict[str, Separation]]:
-    """Return how well a posterior's scores find foreign inputs that are multiplied by a factor.
+    """Return how well a posterior's scores find OOD inputs that are multiplied by a factor.
 
     Multiplying is a stress test: a network that extrapolates is surer of larger inputs, a posterior should not be (Wang
     et al. 2018, section 5.2.3). All sets must be on one scale before, or the factor compares scales.
@@ -88,11 +92,11 @@ def anomaly_table(
     Args:
         posterior: Of a classifier.
         inputs: Own inputs, (N, ...).
-        foreign: Foreign inputs by name, on the same scale: `bayesify.data.to_scale` puts them there.
-        factor: What the foreign inputs, and they alone, are multiplied by.
+        ood: OOD inputs by name, on the same scale: `bayesify.data.to_scale` puts them there.
+        factor: What the OOD inputs, and they alone, are multiplied by.
         bounds: The scale.
         scores: Fields of a prediction by name; None takes `SCORES`.
-        num_samples: Draws; None takes the posterior's own number.
+        num_draws: Draws; None takes the posterior's own number.
         repeats: How often to draw anew; the figures are means.
         seed: Of the draws.
 
@@ -108,20 +112,19 @@ def anomaly_table(
     """
     if repeats < 1:
         raise ValueError(f"repeats must be at least 1, but it is {repeats}.")
-    for name, values in {"the own inputs": inputs, **foreign}.items():
+    for name, values in {"the own inputs": inputs, **ood}.items():
         _check_scale(name, values, bounds)
     tables: list[dict[str, dict[str, Separation]]] = []
     for repeat in range(repeats):
-        draws: dict[str, Any] = {"num_samples": num_samples, "seed": seed + repeat}
+        draws: dict[str, Any] = {"num_draws": num_draws, "seed": seed + repeat}
         own = predict(posterior, inputs, **draws)
         tables.append(
-            {name: separation(own, predict(posterior, factor * x, **draws), scores) for name, x in foreign.items()}
+            {name: separation(own, predict(posterior, factor * x, **draws), scores) for name, x in ood.items()}
         )
-    return {
-        name: {score: _mean([table[name][score] for table in tables]) for score in tables[0][name]} for name in foreign
-    }
+    return {name: {score: _mean([table[name][score] for table in tables]) for score in tables[0][name]} for name in ood}
 
 
+@renamed(num_samples="num_draws")
 def attack_table(
     sources: Mapping[str, Posterior],
     detectors: Mapping[str, Posterior],
@@ -133,7 +136,7 @@ def attack_table(
     radius: float = 0.3,
     bounds: tuple[float, float] = (0.0, 1.0),
     attack_samples: int = 10,
-    num_samples: int | None = None,
+    num_draws: int | None = None,
     seed: int = 0,
 ) -> dict[tuple[str, Box, str], dict[str, dict[str, Separation]]]:
     """Return how well detectors tell inputs that were attacked through a source from clean ones.
@@ -152,16 +155,16 @@ def attack_table(
         radius: Of PGD's ball.
         bounds: What values inputs can have.
         attack_samples: Draws in each step of a white-box attack.
-        num_samples: Draws of a detector; None takes its own number.
+        num_draws: Draws of a detector; None takes its own number.
         seed: Of all draws.
 
     Returns:
         By (source, box, attack), then by detector and score.
     """
-    own = {name: predict(detector, clean, num_samples=num_samples, seed=seed) for name, detector in detectors.items()}
+    own = {name: predict(detector, clean, num_draws=num_draws, seed=seed) for name, detector in detectors.items()}
     table = {}
     for (source, posterior), box, attack in product(sources.items(), boxes, ATTACKS):
-        draws: dict[str, Any] = {"num_samples": 1 if box == "grey" else attack_samples, "bounds": bounds, "seed": seed}
+        draws: dict[str, Any] = {"num_draws": 1 if box == "grey" else attack_samples, "bounds": bounds, "seed": seed}
         if attack == "PGD":
             draws |= {"radius": radius, "step": radius / 15, "steps": 40, "random_start": False, "nearest": True}
             draws["fresh_draws"] = box == "white"
@@ -174,7 +177,7 @@ def attack_table(
             ]
         )
         table[source, box, attack] = {
-            name: separation(own[name], predict(detector, moved, num_samples=num_samples, seed=seed))
+            name: separation(own[name], predict(detector, moved, num_draws=num_draws, seed=seed))
             for name, detector in detectors.items()
         }
     return table

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesify._core.deprecation import renamed
 from bayesify._core.modes import evaluation_mode
 from bayesify._core.trees import inputs_of, to_device
 from bayesify.laws import Posterior, require_posterior
@@ -68,12 +69,13 @@ class Check:
         )
 
 
+@renamed(num_samples="num_draws")
 def check(
     posterior: Posterior,
     loader: Iterable[Any],
     *,
     how: str | Predictor = "streamlined",
-    num_samples: int = 200,
+    num_draws: int = 200,
     max_batches: int | None = None,
     variance_scale: float | Mapping[str, float] = 1.0,
     seed: int = 0,
@@ -84,7 +86,7 @@ def check(
         posterior: The posterior.
         loader: Batches of inputs, or of (inputs, targets), which are then scored too.
         how: The predictor.
-        num_samples: How many draws Monte Carlo has.
+        num_draws: How many draws Monte Carlo has.
         max_batches: How many batches to look at; None takes all.
         variance_scale: As in `predict`.
         seed: Of the draws.
@@ -94,8 +96,8 @@ def check(
     """
     require_posterior(posterior)
     predictor = as_predictor(how, posterior, among=lambda one: not one.random)
-    if num_samples < 4:
-        raise ValueError(f"num_samples must be at least 4, to compare two halves, but it is {num_samples}.")
+    if num_draws < 4:
+        raise ValueError(f"num_draws must be at least 4, to compare two halves, but it is {num_draws}.")
     device = posterior_device(posterior)
     halves: list[list[Prediction]] = [[], []]
     fast: list[Prediction] = []
@@ -111,7 +113,7 @@ def check(
         plain = time.perf_counter()
         fast.append(predict(posterior, inputs, how=predictor, variance_scale=variance_scale))
         done = time.perf_counter()
-        drawn = [predict(posterior, inputs, num_samples=num_samples // 2, seed=seed + half) for half in (0, 1)]
+        drawn = [predict(posterior, inputs, num_draws=num_draws // 2, seed=seed + half) for half in (0, 1)]
         end = time.perf_counter()
         for name, taken in zip(seconds, (plain - began, done - plain, end - done), strict=True):
             seconds[name] += taken
@@ -140,7 +142,7 @@ def check(
         how=name,
         predictor=str(getattr(found, "predictor", name)),
         examples=len(found),
-        draws=2 * (num_samples // 2),
+        draws=2 * (num_draws // 2),
         variance_ratio=ratio,
         rank_correlation=rank,
         noise_ceiling=ceiling,

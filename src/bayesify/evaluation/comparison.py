@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from bayesify.evaluation.evaluation import Evaluation
 
-__all__ = ["FIT_UNITS", "LEVEL", "Column", "check_comparable", "columns", "foreign_names", "table"]
+__all__ = ["FIT_UNITS", "LEVEL", "Column", "check_comparable", "columns", "ood_names", "table"]
 
 LEVEL = 0.95  # of the intervals that `coverage` and `width` are about
 FIT_UNITS = {"epoch": "one epoch of plain training", "training": "the plain network's whole training"}
@@ -71,7 +71,7 @@ def check_comparable(evaluations: Sequence[Evaluation]) -> None:
 
 
 def columns(evaluations: Sequence[Evaluation]) -> list[Column]:
-    """Return the columns of a comparison: quality, detection by each foreign set, cost."""
+    """Return the columns of a comparison: quality, detection by each OOD set, cost."""
     check_comparable(evaluations)
     regression = not evaluations[0].prediction.classes
     if regression:
@@ -89,7 +89,7 @@ def columns(evaluations: Sequence[Evaluation]) -> list[Column]:
             ("brier", "Brier", "lower"),
             ("ece", "ECE", "lower"),
         ]
-    plan += [(f"auroc/{name}", f"AUROC {name}", "higher") for name in foreign_names(evaluations)]
+    plan += [(f"auroc/{name}", f"AUROC {name}", "higher") for name in ood_names(evaluations)]
     found = [
         Column(
             title,
@@ -104,9 +104,9 @@ def columns(evaluations: Sequence[Evaluation]) -> list[Column]:
     return [column for column in found if any(value is not None for value in column.values)]
 
 
-def foreign_names(evaluations: Sequence[Evaluation]) -> list[str]:
-    """Return the names of all foreign sets, in the order of their first use."""
-    return list(dict.fromkeys(name for evaluation in evaluations for name in evaluation.foreign))
+def ood_names(evaluations: Sequence[Evaluation]) -> list[str]:
+    """Return the names of all OOD sets, in the order of their first use."""
+    return list(dict.fromkeys(name for evaluation in evaluations for name in evaluation.ood))
 
 
 def table(evaluations: Sequence[Evaluation]) -> str:

@@ -1,4 +1,4 @@
-"""Have the chains forgotten where they began?"""
+"""MCMC diagnostics of a sample bank: bulk effective sample size and rank-normalised split R-hat."""
 
 from __future__ import annotations
 
@@ -82,7 +82,9 @@ def diagnose(bank: Posterior, inputs: Any, *, num_weights: int = 100, seed: int 
     chains, draws, columns = weights.shape
     least = 4 if chains > 1 else 8
     if draws < least:
-        raise ValueError(f"Each chain needs at least {least} samples, and the shortest has {draws}. Raise num_samples.")
+        raise ValueError(
+            f"Each chain needs at least {least} samples, and the shortest has {draws}. Raise samples_per_chain."
+        )
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(columns, generator=generator)[:num_weights].to(weights.device)
     each = len(law.samples) // chains

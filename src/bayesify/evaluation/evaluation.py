@@ -1,4 +1,4 @@
-"""Evaluate posteriors: quality, detection of foreign inputs and cost, and a table that compares several."""
+"""Evaluate posteriors: quality, detection of OOD inputs and cost, and a table that compares several."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from bayesify._core.deprecation import renamed, renamed_fields, warn_renamed
 from bayesify._core.inputs import as_loader
 from bayesify._core.maths import IGNORED
 from bayesify._core.modes import evaluation_mode
@@ -50,31 +51,38 @@ class Cost:
             raise ValueError(f"fit_unit must be one of {list(FIT_UNITS)}, but it is {self.fit_unit!r}.")
 
 
+@renamed_fields(foreign="ood")
 @dataclass(frozen=True, eq=False, repr=False)
 class Evaluation:
-    """What one posterior achieved on a test set, and on sets that are foreign to it.
+    """What one posterior achieved on a test set, and on out-of-distribution (OOD) sets.
 
     Attributes:
         name: What tables and figures call it.
         metrics: By name. Classification: accuracy, nll, brier, ece, aurc. Regression: rmse, nll, crps, and coverage and
-            width of 95 % intervals. Both, for each foreign set: auroc/<set> and fpr95/<set> by `score`, and
-            auroc-epistemic/<set>. fpr95 is the share of test inputs suspected when 95 % of the foreign ones are.
+            width of 95 % intervals. Both, for each OOD set: auroc/<set> and fpr-at-95-ood-recall/<set> by
+            `score`, and auroc-epistemic/<set>. The second is the share of test inputs that are called OOD at the
+            threshold that finds 95 % of the OOD inputs.
         prediction: On the test set, in main memory.
         targets: In the order of the prediction; -100 where a position does not count.
-        foreign: Predictions on the foreign sets, by name.
+        ood: Predictions on the OOD sets, by name.
         cost: Multiples of the plain network's; set it with `dataclasses.replace(evaluation, cost=...)`.
         conversion: What was random.
-        score: The uncertainty that auroc and fpr95 rank by; aurc ranks by the maximum probability, as is usual.
+        score: The uncertainty that auroc and fpr-at-95-ood-recall rank by; aurc ranks by the maximum probability, as is
+            usual.
     """
 
     name: str
     metrics: dict[str, float]
     prediction: Prediction
     targets: Tensor
-    foreign: dict[str, Prediction] = field(default_factory=dict)
+    ood: dict[str, Prediction] = field(default_factory=dict)
     cost: Cost = field(default_factory=Cost)
     conversion: Conversion | None = None
     score: str = "total"
+
+    def __post_init__(self) -> None:
+        """Let metrics be found by their old names."""
+        object.__setattr__(self, "metrics", _Metrics(self.metrics))
 
     def __repr__(self) -> str:
         """Show the name and the metrics."""
@@ -91,7 +99,7 @@ class Evaluation:
         return {
             "name": self.name,
             "examples": len(self.prediction),
-            "foreign": {name: len(prediction) for name, prediction in self.foreign.items()},
+            "ood": {name: len(prediction) for name, prediction in self.ood.items()},
             "score": self.score,
             "metrics": {name: value if math.isfinite(value) else None for name, value in self.metrics.items()},
             "cost": asdict(self.cost),
@@ -99,28 +107,40 @@ class Evaluation:
         }
 
 
+class _Metrics(dict[str, float]):
+    """Metrics by name, which know an old name too."""
+
+    def __missing__(self, name: str) -> float:
+        old, _, data = name.partition("/")
+        if old != "fpr95":
+            raise KeyError(name)
+        warn_renamed(f'metrics["{name}"]', f'metrics["fpr-at-95-ood-recall/{data}"]')
+        return self[f"fpr-at-95-ood-recall/{data}"]
+
+
+@renamed(num_samples="num_draws", foreign="ood")
 def evaluate(
     posterior: Posterior,
     loader: Iterable[Any],
     *,
-    foreign: Mapping[str, Iterable[Any]] | None = None,
-    num_samples: int | None = None,
+    ood: Mapping[str, Iterable[Any]] | None = None,
+    num_draws: int | None = None,
     seed: int = 0,
     name: str | None = None,
     score: str = "total",
     how: How = "sampling",
     progress: bool = False,
 ) -> Evaluation:
-    """Predict a test set and foreign sets, and measure the predictions.
+    """Predict a test set and OOD sets, and measure the predictions.
 
     Args:
         posterior: Any posterior; its likelihood says whether this is classification or regression.
         loader: Batches of (inputs, targets); each is read once, so a shuffled loader is fine.
-        foreign: Sets that the posterior should find suspicious, by name: loaders, with or without targets, or tensors.
-        num_samples: How many draws; None takes the posterior's own number.
+        ood: Sets that the posterior should find suspicious, by name: loaders, with or without targets, or tensors.
+        num_draws: How many draws; None takes the posterior's own number.
         seed: Of the draws.
         name: What tables call it; None takes the method's name.
-        score: The uncertainty that finds foreign inputs: "total", or another of `prediction.scores`.
+        score: The uncertainty that finds OOD inputs: "total", or another of `prediction.scores`.
         how: How predictions are made, see `predict`.
         progress: Whether to show progress bars.
 
@@ -136,37 +156,35 @@ def evaluate(
         >>> loader = torch.utils.data.DataLoader(data, batch_size=2)
         >>> network = nn.Linear(4, 4)
         >>> _ = network.load_state_dict({"weight": 9 * torch.eye(4), "bias": torch.zeros(4)})
-        >>> result = evaluate(bayesify.convert(network, "map"), loader, foreign={"zeros": torch.zeros(3, 4)})
+        >>> result = evaluate(bayesify.convert(network, "map"), loader, ood={"zeros": torch.zeros(3, 4)})
         >>> result.metrics["accuracy"], result.metrics["auroc/zeros"], result.metrics["auroc-epistemic/zeros"]
         (1.0, 1.0, 0.5)
     """
     require_posterior(posterior)
-    if foreign is not None and not isinstance(foreign, Mapping):
-        raise TypeError(
-            f"foreign maps names to sets, foreign={{'photos': loader}}, but it is a {type(foreign).__name__}."
-        )
+    if ood is not None and not isinstance(ood, Mapping):
+        raise TypeError(f"ood maps names to sets, ood={{'photos': loader}}, but it is a {type(ood).__name__}.")
 
     def predicted(inputs: Any) -> Prediction:
-        options: dict[str, Any] = {"how": how, "num_samples": num_samples, "seed": seed, "progress": progress}
+        options: dict[str, Any] = {"how": how, "num_draws": num_draws, "seed": seed, "progress": progress}
         return predict(posterior, inputs, **options).cpu()
 
     recorded = _Recorded(posterior, as_loader(loader, "evaluate"))
     prediction = predicted(recorded)
-    prediction.score(score)  # a wrong name should not wait for the foreign sets
+    prediction.score(score)  # a wrong name should not wait for the OOD sets
     targets = _counted(posterior, prediction, torch.cat(recorded.targets))
     metrics = _metrics(prediction, targets)
-    outside = {key: predicted(inputs) for key, inputs in (foreign or {}).items()}
+    outside = {key: predicted(inputs) for key, inputs in (ood or {}).items()}
     for key, other in outside.items():
         scores = prediction.score(score), other.score(score)
         metrics[f"auroc/{key}"] = measures.auroc(*scores)
-        metrics[f"fpr95/{key}"] = measures.fpr_at_tpr(*scores, tpr=0.95)
+        metrics[f"fpr-at-95-ood-recall/{key}"] = measures.fpr_at_tpr(*scores, tpr=0.95)
         metrics[f"auroc-epistemic/{key}"] = measures.auroc(prediction.score("epistemic"), other.score("epistemic"))
     return Evaluation(
         name=name or source_of(posterior) or posterior.law.name,
         metrics=metrics,
         prediction=prediction,
         targets=targets,
-        foreign=outside,
+        ood=outside,
         conversion=posterior.conversion,
         score=score,
     )
@@ -202,7 +220,7 @@ def _counted(posterior: Posterior, prediction: Prediction, targets: Tensor) -> T
 def right_or_wrong(prediction: ClassificationPrediction, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return what predictions are ranked by to be left to a person, and whether they are right, where it counts."""
     counts = prediction.counted(targets)
-    return prediction.max_probability[counts], prediction.correct(targets)[counts]
+    return prediction.msp[counts], prediction.correct(targets)[counts]
 
 
 def _metrics(prediction: Prediction, targets: Tensor) -> dict[str, float]:
@@ -232,12 +250,13 @@ def _metrics(prediction: Prediction, targets: Tensor) -> dict[str, float]:
     )
 
 
+@renamed(num_samples="num_draws")
 def measure_cost(
     posterior: Posterior,
     network: nn.Module,
     inputs: Any,
     *,
-    num_samples: int | None = None,
+    num_draws: int | None = None,
     how: How = "sampling",
     repeats: int = 5,
 ) -> float:
@@ -250,7 +269,7 @@ def measure_cost(
         posterior: The posterior.
         network: The plain network, on the same device; it runs in evaluation mode and is left as it was.
         inputs: One batch, of the size that will be predicted at once.
-        num_samples: How many draws; None takes the posterior's own number.
+        num_draws: How many draws; None takes the posterior's own number.
         how: How predictions are made, see `predict`.
         repeats: How many ratios; one more pair warms up.
 
@@ -268,7 +287,7 @@ def measure_cost(
     inputs = to_device(inputs, posterior_device(posterior))
 
     def bayesian() -> Any:
-        return predict(posterior, inputs, how=how, num_samples=num_samples, seed=0).cpu()
+        return predict(posterior, inputs, how=how, num_draws=num_draws, seed=0).cpu()
 
     def plain() -> Any:
         return posterior.read(call(network, inputs)).cpu()

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from bayesify._core.deprecation import renamed, warn_renamed
 from bayesify._core.inputs import as_loader
 from bayesify._core.modes import modes_kept
 from bayesify.fitting.backend import Precision, make_engine
@@ -21,11 +22,12 @@ from bayesify.fitting.random_state import global_generators_kept
 from bayesify.fitting.run import Run
 from bayesify.laws import Posterior, require_posterior
 from bayesify.likelihoods import Likelihood
-from bayesify.methods import UncertaintyRegulariser
+from bayesify.methods import OODRegularizer
 
 __all__ = ["EpochRecord", "History", "NonFiniteError", "fit"]
 
 
+@renamed(optimiser="optimizer", regulariser="regularizer")
 def fit(
     posterior: Posterior,
     loader: Iterable[Any],
@@ -34,10 +36,10 @@ def fit(
     epochs: int | None = None,
     val_loader: Iterable[Any] | None = None,
     ood_loader: Iterable[Any] | None = None,
-    regulariser: UncertaintyRegulariser | None = None,
+    regularizer: OODRegularizer | None = None,
     patience: int | None = None,
     num_data: int | None = None,
-    optimiser: Callable[[list[dict[str, Any]]], Optimizer] | None = None,
+    optimizer: Callable[[list[dict[str, Any]]], Optimizer] | None = None,
     accumulate: int = 1,
     clip_norm: float | None = None,
     precision: Precision | None = None,
@@ -57,15 +59,15 @@ def fit(
     Args:
         posterior: From `convert`; it is changed in place.
         loader: Batches of (inputs, targets), or mappings with a target key.
-        likelihood: What the outputs mean; None keeps the posterior's.
+        likelihood: An old way to say what the outputs mean; `convert` takes it.
         epochs: For each stage; None takes the method's.
         val_loader: Batches for the validation NLL after each epoch.
-        ood_loader: Batches of foreign inputs (targets are not looked at), on which the posterior is to be uncertain;
+        ood_loader: Batches of OOD inputs (targets are not looked at), on which the posterior is to be uncertain;
             each step takes one, and the loader begins again when it ends.
-        regulariser: How that is asked for; None takes `UncertaintyRegulariser()`.
+        regularizer: How that is asked for; None takes `OODRegularizer()`.
         patience: Stop a stage after this many epochs without a better validation NLL, and take the best weights.
         num_data: The size of the training set; None takes `len(loader.dataset)`.
-        optimiser: A function of parameter groups that returns an optimiser; None takes the method's.
+        optimizer: A function of parameter groups that returns an optimiser; None takes the method's.
         accumulate: How many batches make one step.
         clip_norm: The largest norm of the gradient.
         precision: Autocast to "bf16", or on a GPU "fp16"; None computes in the parameters' own type.
@@ -96,12 +98,13 @@ def fit(
     method = posterior.require_method()
     _refuse(unknown, posterior)
     loader = as_loader(loader, "fit")
-    if isinstance(optimiser, Optimizer):
+    if isinstance(optimizer, Optimizer):
         raise TypeError(
-            "optimiser is a function of parameter groups, not an optimiser: "
-            "optimiser=lambda groups: torch.optim.Adam(groups, lr=1e-3)."
+            "optimizer is a function of parameter groups, not an optimiser: "
+            "optimizer=lambda groups: torch.optim.Adam(groups, lr=1e-3)."
         )
     if likelihood is not None:
+        warn_renamed("likelihood= of fit", "convert(network, method, likelihood=...)", stacklevel=4)
         posterior.set_likelihood(likelihood)
     epochs = method.epochs if epochs is None else epochs
     _check_loader(loader)
@@ -111,20 +114,20 @@ def fit(
         raise ValueError(f"clip_norm must be greater than 0, but it is {clip_norm}.")
     if patience is not None and val_loader is None:
         raise ValueError("patience needs a val_loader: early stopping looks at the validation NLL.")
-    if regulariser is not None and ood_loader is None:
-        raise ValueError("The regulariser needs foreign inputs: pass an ood_loader.")
+    if regularizer is not None and ood_loader is None:
+        raise ValueError("The regulariser needs OOD inputs: pass an ood_loader.")
     if ood_loader is not None:
         _check_loader(ood_loader)
     run = Run(
         posterior=posterior,
         loader=loader,
         ood_loader=ood_loader,
-        regulariser=regulariser,
+        regularizer=regularizer,
         val_loader=val_loader,
         epochs=epochs,
         patience=patience,
         num_data=_num_data(loader, num_data),
-        make_optimiser=optimiser or method.make_optimiser,
+        make_optimizer=optimizer or method.make_optimizer,
         accumulate=accumulate,
         clip_norm=clip_norm,
         engine=make_engine(posterior, precision),
@@ -145,7 +148,7 @@ def _refuse(unknown: Mapping[str, Any], posterior: Posterior) -> None:
             raise TypeError(
                 f"fit has no {name!r}, which is a setting of the method: convert(network, "
                 f"{type(method).__name__}({name}={value!r}, ...)). For one optimiser of your own give fit a function, "
-                "optimiser=lambda groups: torch.optim.Adam(groups, lr=1e-3)."
+                "optimizer=lambda groups: torch.optim.Adam(groups, lr=1e-3)."
             )
         known = [name for name in inspect.signature(fit).parameters if name != "unknown"]
         raise TypeError(f"fit has no argument {name!r}; it has {known}.")

@@ -55,9 +55,9 @@ class Engine:
         """Give this process's part of the loader; the loader itself is as before in the end."""
         yield loader
 
-    def prepare(self, optimiser: Optimizer) -> Optimizer:
+    def prepare(self, optimizer: Optimizer) -> Optimizer:
         """Return the optimiser as this engine runs it."""
-        return optimiser
+        return optimizer
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context of a pass."""
@@ -65,10 +65,10 @@ class Engine:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
 
-    def loss(self, batch: Any, num_data: int, *, foreign: Any = None, **options: Any) -> LossTerms:
-        """Return the loss of a batch, and of foreign inputs if there are any."""
-        if foreign is not None:
-            options["foreign"] = to_device(foreign, self.device)
+    def loss(self, batch: Any, num_data: int, *, ood: Any = None, **options: Any) -> LossTerms:
+        """Return the loss of a batch, and of OOD inputs if there are any."""
+        if ood is not None:
+            options["ood"] = to_device(ood, self.device)
         with self.autocast():
             return LossTerms(self.module(to_device(batch, self.device), num_data, **options))
 
@@ -80,13 +80,13 @@ class Engine:
         """Return the context of a backward pass that no step follows yet."""
         return nullcontext()
 
-    def step(self, optimiser: Optimizer, clip_norm: float | None) -> None:
+    def step(self, optimizer: Optimizer, clip_norm: float | None) -> None:
         """Clip the gradients if asked, and step."""
         if clip_norm is not None:
-            self.scaler.unscale_(optimiser)
-            parameters = [p for group in optimiser.param_groups for p in group["params"]]
+            self.scaler.unscale_(optimizer)
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
             nn.utils.clip_grad_norm_(parameters, clip_norm)
-        self.scaler.step(optimiser)
+        self.scaler.step(optimizer)
         self.scaler.update()
 
     def mean(self, value: Tensor) -> Tensor:
@@ -128,8 +128,8 @@ class _AccelerateEngine(Engine):
             if sampler is not None and hasattr(sampler, "generator"):
                 sampler.generator = own  # Accelerate gives a sampler without one its own
 
-    def prepare(self, optimiser: Optimizer) -> Optimizer:
-        return self.accelerator.prepare(optimiser)  # type: ignore[no-any-return]
+    def prepare(self, optimizer: Optimizer) -> Optimizer:
+        return self.accelerator.prepare(optimizer)  # type: ignore[no-any-return]
 
     def backward(self, loss: Tensor) -> None:
         self.accelerator.backward(self.scaler.scale(loss))

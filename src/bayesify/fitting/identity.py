@@ -19,7 +19,7 @@ from bayesify.likelihoods import Likelihood
 __all__ = [
     "describe_data",
     "describe_likelihood",
-    "describe_optimiser",
+    "describe_optimizer",
     "describe_start",
     "differences",
     "length",
@@ -81,16 +81,16 @@ def describe_likelihood(likelihood: Likelihood) -> dict[str, Any]:
         return {"kind": likelihood.kind, "function": getattr(own, "__qualname__", type(own).__name__)}
 
 
-def describe_optimiser(optimiser: Optimizer) -> dict[str, Any]:
+def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
     """Return the type and the settings of an optimiser.
 
     >>> import torch
-    >>> describe_optimiser(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.5))["groups"][0]["lr"]
+    >>> describe_optimizer(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.5))["groups"][0]["lr"]
     0.5
     """
-    groups = [{k: _plain(v) for k, v in group.items() if k != "params"} for group in optimiser.param_groups]
+    groups = [{k: _plain(v) for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     return {
-        "type": type(optimiser).__name__,
+        "type": type(optimizer).__name__,
         "groups": [{k: v for k, v in group.items() if v is not NotImplemented} for group in groups],
     }
 

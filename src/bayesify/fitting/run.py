@@ -22,7 +22,7 @@ from bayesify.fitting.history import EpochRecord, History
 from bayesify.fitting.identity import (
     describe_data,
     describe_likelihood,
-    describe_optimiser,
+    describe_optimizer,
     describe_start,
     length,
     state_tensors,
@@ -32,7 +32,7 @@ from bayesify.fitting.network_probe import make_probe, probe_difference
 from bayesify.fitting.paired import Paired
 from bayesify.fitting.random_state import generators, random_state, restore_random_state, seed_all
 from bayesify.laws import LossTerms, Posterior
-from bayesify.methods import Stage, Survey, UncertaintyRegulariser
+from bayesify.methods import OODRegularizer, Stage, Survey
 
 __all__ = ["Run"]
 
@@ -49,12 +49,12 @@ class Run:
     posterior: Posterior
     loader: Iterable[Any]
     ood_loader: Iterable[Any] | None
-    regulariser: UncertaintyRegulariser | None
+    regularizer: OODRegularizer | None
     val_loader: Iterable[Any] | None
     epochs: int
     patience: int | None
     num_data: int
-    make_optimiser: Callable[[list[dict[str, Any]]], Optimizer]
+    make_optimizer: Callable[[list[dict[str, Any]]], Optimizer]
     accumulate: int
     clip_norm: float | None
     engine: Engine
@@ -128,11 +128,11 @@ class Run:
             "likelihood": describe_likelihood(posterior.likelihood),
             "precision": None if self.engine.dtype is None else str(self.engine.dtype),
             "processes": self.engine.processes,
-            "optimiser": self._caller_optimiser(),
+            "optimiser": self._caller_optimizer(),
             "loader": describe_data(self.loader),
             "val_loader": describe_data(self.val_loader),
             "ood_loader": describe_data(self.ood_loader),
-            "regulariser": None if self.ood_loader is None else asdict(self.regulariser or UncertaintyRegulariser()),
+            "regulariser": None if self.ood_loader is None else asdict(self.regularizer or OODRegularizer()),
             "start": start,
         }
         # The first process's: the others' posteriors were set to its when the engine was made.
@@ -153,18 +153,18 @@ class Run:
         _STARTS.setdefault(posterior, {})[folder] = start
         return saved
 
-    def _caller_optimiser(self) -> dict[str, Any] | None:
-        if not self.epochs or self.make_optimiser == self.method.make_optimiser:
+    def _caller_optimizer(self) -> dict[str, Any] | None:
+        if not self.epochs or self.make_optimizer == self.method.make_optimizer:
             return None
         self._seed(0, -1, shared=True)
-        return describe_optimiser(self.make_optimiser(self.method.stages(self.posterior)[0].groups))
+        return describe_optimizer(self.make_optimizer(self.method.stages(self.posterior)[0].groups))
 
     def _all_epochs(self, stages: list[Stage], saved: Saved | None) -> None:
         self._seed(0, -1, shared=True)  # Accelerate may seed the order of the data now
-        with self.engine.sharded(self.loader) as shard, self._foreign_shard() as foreign:
+        with self.engine.sharded(self.loader) as shard, self._ood_shard() as ood:
             self.batches = length(shard)
-            if foreign is not None:
-                shard = Paired(shard, foreign)
+            if ood is not None:
+                shard = Paired(shard, ood)
             self.steps_per_epoch = -(-self.batches // self.accumulate)
             if saved is not None:
                 restore_random_state(saved.parts["random"][self.engine.rank]["now"], *self._loaders)
@@ -206,15 +206,15 @@ class Run:
         if not any(parameter.requires_grad for group in stage.groups for parameter in group["params"]):
             raise ValueError(f"There is nothing to train in {stage.name}: every parameter is frozen.")
         self._seed(index, -1, shared=True)  # what an optimiser draws when it is made is the same in every process
-        optimiser = self.make_optimiser(stage.groups)
-        self.method.prepare_optimiser(self.posterior, optimiser, self.num_data)
-        schedule = self.method.make_schedule(optimiser, self.epochs * self.steps_per_epoch)
-        optimiser = self.engine.prepare(optimiser)
+        optimizer = self.make_optimizer(stage.groups)
+        self.method.prepare_optimizer(self.posterior, optimizer, self.num_data)
+        schedule = self.method.make_schedule(optimizer, self.epochs * self.steps_per_epoch)
+        optimizer = self.engine.prepare(optimizer)
         best = None
         if saved is None:
             self.progress = Progress(stage=index)
         else:
-            optimiser.load_state_dict(saved.parts["optimiser"])
+            optimizer.load_state_dict(saved.parts["optimiser"])
             schedule.load_state_dict(saved.parts["schedule"])
             self.engine.scaler.load_state_dict(saved.parts["scaler"])
             if self.patience is not None and self.progress.best_nll is not None:
@@ -223,7 +223,7 @@ class Run:
         while state.epoch < self.epochs:
             if self.patience is not None and state.epoch - state.best_epoch >= self.patience:
                 break
-            self._epoch(stage, loader, optimiser, schedule, saved if state.step else None)
+            self._epoch(stage, loader, optimizer, schedule, saved if state.step else None)
             saved = None
             val_nll = self._validate()
             if val_nll is not None and (state.best_nll is None or val_nll < state.best_nll):
@@ -232,8 +232,8 @@ class Run:
                     best = {name: tensor.detach().clone() for name, tensor in state_tensors(self.posterior).items()}
                     if self.engine.rank == 0:
                         self.checkpoint.save_best(self.posterior, index)
-            self._record(stage, optimiser, val_nll)
-            self._save(optimiser, schedule)
+            self._record(stage, optimizer, val_nll)
+            self._save(optimizer, schedule)
         if best is not None:
             self.checkpoint.restore(self.posterior, best)
 
@@ -241,7 +241,7 @@ class Run:
         self,
         stage: Stage,
         loader: Iterable[Any],
-        optimiser: Optimizer,
+        optimizer: Optimizer,
         schedule: Any,
         saved: Saved | None,
     ) -> None:
@@ -263,11 +263,11 @@ class Run:
             restore_random_state(saved.parts["random"][self.engine.rank]["now"], *self._loaders)
         label = f"{stage.name} epoch {state.epoch + 1}/{self.epochs}"
         shown = bar(batches, label, shown=self.shown, total=self.batches, initial=state.step)
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         began = time.perf_counter()
         written = state.step
         for batch in shown:
-            stepped = self._batch(stage, batch, optimiser, schedule)
+            stepped = self._batch(stage, batch, optimizer, schedule)
             if hasattr(shown, "set_postfix") and self._may_look():
                 means = {name: f"{value:.4f}" for name, value in self._means().items()}
                 shown.set_postfix(means, refresh=False)
@@ -277,7 +277,7 @@ class Run:
                 written = state.step
                 state.seconds += time.perf_counter() - began
                 began = time.perf_counter()
-                self._save(optimiser, schedule)
+                self._save(optimizer, schedule)
         if state.step == 0:
             raise ValueError("The loader gave no batch. Check its data set, batch size and drop_last.")
         state.seconds += time.perf_counter() - began
@@ -285,7 +285,7 @@ class Run:
         self.engine.align()
         self.sums = {name: self.engine.mean(value) for name, value in self.sums.items()}
 
-    def _batch(self, stage: Stage, batch: Any, optimiser: Optimizer, schedule: Any) -> bool:
+    def _batch(self, stage: Stage, batch: Any, optimizer: Optimizer, schedule: Any) -> bool:
         """Learn from one batch; return whether the optimiser stepped."""
         state, total = self.progress, self.batches
         state.step += 1
@@ -304,8 +304,8 @@ class Run:
         for name, value in [*detached.items(), ("total", detached.total)]:
             self.sums[name] = self.sums.get(name, 0.0) + value
         if steps:
-            self.engine.step(optimiser, self.clip_norm)
-            optimiser.zero_grad(set_to_none=True)
+            self.engine.step(optimizer, self.clip_norm)
+            optimizer.zero_grad(set_to_none=True)
             schedule.step()
             done = state.epoch * self.steps_per_epoch + -(-state.step // self.accumulate)
             self.method.after_step(self.posterior, done, self.epochs * self.steps_per_epoch, self.steps_per_epoch)
@@ -314,11 +314,11 @@ class Run:
     def _loss(self, batch: Any) -> LossTerms:
         if self.ood_loader is None:
             return self.engine.loss(batch, self.num_data)
-        own, foreign = batch
-        return self.engine.loss(own, self.num_data, foreign=inputs_of(foreign), regulariser=self.regulariser)
+        own, ood = batch
+        return self.engine.loss(own, self.num_data, ood=inputs_of(ood), regularizer=self.regularizer)
 
     @contextmanager
-    def _foreign_shard(self) -> Iterator[Iterable[Any] | None]:
+    def _ood_shard(self) -> Iterator[Iterable[Any] | None]:
         if self.ood_loader is None:
             yield None
             return
@@ -364,13 +364,13 @@ class Run:
         if self.val_loader is None:
             return None
         with self._measuring():
-            num_samples = min(4, self.posterior.default_draws)
-            return validation_nll(self.posterior, self.val_loader, self.engine, num_samples)
+            num_draws = min(4, self.posterior.default_draws)
+            return validation_nll(self.posterior, self.val_loader, self.engine, num_draws)
 
-    def _record(self, stage: Stage, optimiser: Optimizer, val_nll: float | None) -> None:
+    def _record(self, stage: Stage, optimizer: Optimizer, val_nll: float | None) -> None:
         state = self.progress
         means = self._means()
-        lr = float(optimiser.param_groups[0]["lr"])
+        lr = float(optimizer.param_groups[0]["lr"])
         steps = state.epoch * self.steps_per_epoch
         record = EpochRecord(stage.name, state.epoch, steps, means, val_nll, lr, state.seconds)
         self.history.epochs.append(record)
@@ -414,7 +414,7 @@ class Run:
             return None
         return 20 if self.epochs else 4  # a single pass over the data should not be the smaller part of the work
 
-    def _save(self, optimiser: Optimizer | None, schedule: Any) -> None:
+    def _save(self, optimizer: Optimizer | None, schedule: Any) -> None:
         if self.checkpoint.folder is None:
             return
         random = self.engine.gather({"now": random_state(*self._loaders), "epoch": self.epoch_random})
@@ -422,7 +422,7 @@ class Run:
         if self.engine.rank == 0:
             parts = {
                 "probe": self.probe,
-                "optimiser": None if optimiser is None else optimiser.state_dict(),
+                "optimiser": None if optimizer is None else optimizer.state_dict(),
                 "schedule": None if schedule is None else _plain(schedule.state_dict()),
                 "scaler": self.engine.scaler.state_dict(),
                 "random": random,

@@ -1,5 +1,9 @@
 """What is random: a law for each kind of randomness, and the posterior that carries one."""
 
+import sys
+from types import ModuleType
+
+from bayesify._core.deprecation import warn_renamed
 from bayesify._core.random import Key, Noise, generator_for, keyed_numbers
 from bayesify.laws.bank import STORAGE, BankLaw
 from bayesify.laws.dropout import DropoutSite
@@ -71,3 +75,15 @@ __all__ = [
     "tracking_norms",
     "warn_unless_learned",
 ]
+
+
+class _Callable(ModuleType):
+    """A module that answers as the function `bayesify.laws` did."""
+
+    def __call__(self, posterior: Posterior) -> list[Component] | Refusal:
+        """Return the components of a posterior."""
+        warn_renamed("bayesify.laws()", "posterior.components()")
+        return posterior.components()
+
+
+sys.modules[__name__].__class__ = _Callable

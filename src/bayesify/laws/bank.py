@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +54,14 @@ class BankLaw(Law):
     """
 
     name = "bank"
-    settings = {"num_samples": int, "chains": int, "storage": str | None, "names": list[str], "source": str}
+    old_settings: ClassVar[dict[str, str]] = {"num_samples": "bank_size"}
+    settings: ClassVar[dict[str, Any]] = {
+        "bank_size": int,
+        "chains": int,
+        "storage": str | None,
+        "names": list[str],
+        "source": str,
+    }
     samples: Tensor
     counts: Tensor
     num_data: Tensor
@@ -270,7 +277,7 @@ class BankLaw(Law):
         stored = [name for name, dtype in STORAGE.items() if dtype == self.samples.dtype]
         plain = self.samples.dtype == self.codec.dtype
         return {
-            "num_samples": len(self.samples),
+            "bank_size": len(self.samples),
             "chains": len(self.counts),
             "storage": None if plain or not stored else stored[0],
             "names": list(self.names),
@@ -283,7 +290,7 @@ class BankLaw(Law):
         return cls(
             network,
             names=config["names"],
-            size=config["num_samples"],
+            size=config["bank_size"],
             groups=config["chains"],
             dtype=STORAGE[config["storage"]] if config["storage"] else None,
             source=config["source"],

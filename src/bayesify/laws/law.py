@@ -44,6 +44,7 @@ class Law(nn.Module):
     """
 
     name: ClassVar[str] = ""
+    old_settings: ClassVar[dict[str, str]] = {}  # names that older files have for some of `settings`
     settings: ClassVar[dict[str, Any]] = {}  # names and types of what `config` returns
     first_order: bool = False
     traced: frozenset[Kind] = frozenset()

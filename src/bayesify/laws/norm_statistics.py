@@ -27,7 +27,7 @@ def ood_entries(x: Tensor, ood: int, rows: int) -> int:
     if len(x) % rows:
         raise ShapeError(
             f"A normalisation layer saw an activation of shape {tuple(x.shape)} in a batch of {rows} examples, so that "
-            "OOD rows cannot be kept out of its statistics. Use UncertaintyRegulariser(statistics='together')."
+            "OOD rows cannot be kept out of its statistics. Use OODRegularizer(statistics='together')."
         )
     return ood * (len(x) // rows)
 

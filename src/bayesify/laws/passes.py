@@ -1,7 +1,7 @@
 """One pass of a network: which draws it is of, and what it puts in the network's place.
 
-A `Pass` is made for each call and handed down to whatever needs to know of it. A law answers it with a `Patch`. Both are
-forgotten when the pass is over.
+A `Pass` is made for each call and handed down to whatever needs to know of it. A law answers it with a `Patch`. Both
+are forgotten when the pass is over.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from bayesify._core.deprecation import old_attribute, renamed
 from bayesify._core.inputs import in_network_type
 from bayesify._core.labels import Convention, beside_outputs, convention_of
 from bayesify._core.modes import evaluation_mode
@@ -33,7 +34,7 @@ from bayesify.likelihoods import Likelihood, as_likelihood
 
 if TYPE_CHECKING:
     from bayesify.conversion import Conversion
-    from bayesify.methods import Method, UncertaintyRegulariser
+    from bayesify.methods import Method, OODRegularizer
 
 __all__ = ["Draw", "LossTerms", "Posterior", "ShapeError", "require_posterior", "warn_unless_learned"]
 
@@ -428,6 +429,7 @@ class Posterior(nn.Module):
         """
         return Draw(self, self.keys(1, seed)[0])
 
+    @renamed(num_samples="num_draws")
     def keys(self, num_draws: int | None, seed: int) -> list[Key]:
         """Name `num_draws` draws of the posterior; None takes its own number.
 
@@ -436,6 +438,8 @@ class Posterior(nn.Module):
         if self.statistics is not None:
             self.statistics.require_fresh()
         return self.law.keys(num_draws, seed)
+
+    default_samples = old_attribute("default_samples", "default_draws")
 
     @property
     def default_draws(self) -> int:
@@ -492,21 +496,22 @@ class Posterior(nn.Module):
             rows = progress(self.law.rows_to_refresh())
             self.statistics.refresh(self.network, self.law.row_weights, loader, rows, max_batches=max_batches)
 
+    @renamed(foreign="ood", regulariser="regularizer")
     def loss(
         self,
         batch: Any,
         *,
         num_data: int,
-        foreign: Any = None,
-        regulariser: UncertaintyRegulariser | None = None,
+        ood: Any = None,
+        regularizer: OODRegularizer | None = None,
     ) -> LossTerms:
         """Return the loss of a batch, term by term, in mean nats per example.
 
         Args:
             batch: `(inputs, targets)`, or a mapping with a target key.
             num_data: The size n of the training set; terms that belong to the whole set are divided by it.
-            foreign: OOD inputs, without targets, on which the posterior is to be uncertain.
-            regulariser: How that is asked for; None takes `UncertaintyRegulariser()`.
+            ood: OOD inputs, without targets, on which the posterior is to be uncertain.
+            regularizer: How that is asked for; None takes `OODRegularizer()`.
 
         Returns:
             The terms by name, with their sum as `.total`.
@@ -516,9 +521,9 @@ class Posterior(nn.Module):
         method = self.require_method()
         inputs, targets = self.split_batch(batch)
         self.runtime.modes_learned = False  # what was looked at before with gradients on is not what is trained
-        if foreign is None:
+        if ood is None:
             return method.objective(self, inputs, targets, num_data)
-        return (regulariser or method.regulariser()).objective(self, inputs, targets, foreign, num_data)
+        return (regularizer or method.regularizer()).objective(self, inputs, targets, ood, num_data)
 
     def require_method(self) -> Method:
         """Return the method, or say why there is none."""

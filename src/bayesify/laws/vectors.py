@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -102,11 +102,12 @@ class GeneratorLaw(VectorLaw):
     """
 
     name = "generator"
-    settings = {
+    old_settings: ClassVar[dict[str, str]] = {"how": "algorithm", "num_draws": "num_bn_draws"}
+    settings: ClassVar[dict[str, Any]] = {
         "latent": int,
         "hidden": list[int],
-        "how": str,
-        "num_draws": int,
+        "algorithm": str,
+        "num_bn_draws": int,
         "residual": bool,
         "names": list[str],
         "source": str,
@@ -143,8 +144,8 @@ class GeneratorLaw(VectorLaw):
         return {
             "latent": self.latent,
             "hidden": list(self.hidden),
-            "how": self.algorithm,
-            "num_draws": self.statistics_rows,
+            "algorithm": self.algorithm,
+            "num_bn_draws": self.statistics_rows,
             "residual": self.residual,
             "names": list(self.names),
             "source": self.source,
@@ -158,9 +159,9 @@ class GeneratorLaw(VectorLaw):
             names=config["names"],
             latent=config["latent"],
             hidden=tuple(config["hidden"]),
-            num_bn_draws=config["num_draws"],
+            num_bn_draws=config["num_bn_draws"],
             residual=config["residual"],
-            algorithm=config["how"],
+            algorithm=config["algorithm"],
             source=config["source"],
         )
 
@@ -217,7 +218,8 @@ class GaussianMixtureLaw(VectorLaw):
     """
 
     name = "mixture"
-    settings = {"components": int, "num_draws": int, "names": list[str], "source": str}
+    old_settings: ClassVar[dict[str, str]] = {"num_draws": "num_bn_draws"}
+    settings: ClassVar[dict[str, Any]] = {"components": int, "num_bn_draws": int, "names": list[str], "source": str}
     shares: Tensor
     means: Tensor
     stds: Tensor
@@ -236,7 +238,7 @@ class GaussianMixtureLaw(VectorLaw):
         """Return the settings."""
         return {
             "components": len(self.shares),
-            "num_draws": self.statistics_rows,
+            "num_bn_draws": self.statistics_rows,
             "names": list(self.names),
             "source": self.source,
         }
@@ -248,7 +250,7 @@ class GaussianMixtureLaw(VectorLaw):
             network,
             names=config["names"],
             components=config["components"],
-            num_bn_draws=config["num_draws"],
+            num_bn_draws=config["num_bn_draws"],
             source=config["source"],
         )
 

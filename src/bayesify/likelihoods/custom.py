@@ -64,7 +64,7 @@ class Custom(Likelihood):
         return self.mixture_log_prob(self._draws(mean, variance, covariance), target)
 
     def _draws(self, mean: Tensor, variance: Tensor | None, covariance: Tensor | None) -> Tensor:
-        return torch.cat(list(gaussian_draws(mean, variance, covariance, num_samples=DRAWS, seed=0)))
+        return torch.cat(list(gaussian_draws(mean, variance, covariance, num_draws=DRAWS, seed=0)))
 
     def config(self) -> dict[str, Any]:
         """Refuse: a function is not data."""

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from bayesify._core.deprecation import renamed
 from bayesify._core.maths import IGNORED, as_double, at_least_float32
 from bayesify._core.trees import output_tensor
 from bayesify._core.values import misfits
@@ -35,10 +36,10 @@ class Stream(ABC):
         """Return the prediction that all draws together make."""
 
     def add_gaussian(
-        self, mean: Tensor, variance: Tensor | None, covariance: Tensor | None, *, num_samples: int, seed: int
+        self, mean: Tensor, variance: Tensor | None, covariance: Tensor | None, *, num_draws: int, seed: int
     ) -> None:
         """Add draws of Gaussian outputs; see `Likelihood.from_gaussian`."""
-        for draws in gaussian_draws(mean, variance, covariance, num_samples=num_samples, seed=seed):
+        for draws in gaussian_draws(mean, variance, covariance, num_draws=num_draws, seed=seed):
             self.add(draws)
 
 
@@ -73,13 +74,14 @@ class Likelihood(nn.Module, ABC):
     def integrate(self, mean: Tensor, variance: Tensor | None, covariance: Tensor | None) -> Prediction:
         """Return the prediction of Gaussian outputs without draws; see `from_gaussian`, which calls it."""
 
+    @renamed(num_samples="num_draws")
     def from_gaussian(
         self,
         mean: Tensor,
         variance: Tensor | None = None,
         *,
         covariance: Tensor | None = None,
-        num_samples: int | None = None,
+        num_draws: int | None = None,
         seed: int = 0,
     ) -> Prediction:
         """Return the prediction of Gaussian outputs: what all predictors without draws of a network end in.
@@ -88,7 +90,7 @@ class Likelihood(nn.Module, ABC):
             mean: (B, ...), as the network returns outputs.
             variance: Of independent outputs, the same shape; or
             covariance: (B, ..., F, F), of the last dimension's F outputs.
-            num_samples: None integrates, the same for every call; else how many draws of the outputs are averaged.
+            num_draws: None integrates, the same for every call; else how many draws of the outputs are averaged.
             seed: Of these.
 
         Example:
@@ -100,10 +102,10 @@ class Likelihood(nn.Module, ABC):
         """
         if (variance is None) == (covariance is None):
             raise ValueError("Give the outputs' variance or their covariance, one of the two.")
-        if num_samples is None:
+        if num_draws is None:
             return self.integrate(mean, variance, covariance)
         stream = self.stream()
-        stream.add_gaussian(mean, variance, covariance, num_samples=num_samples, seed=seed)
+        stream.add_gaussian(mean, variance, covariance, num_draws=num_draws, seed=seed)
         return stream.result()
 
     def gaussian_log_prob(

@@ -11,11 +11,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from bayesify._core.deprecation import warn_renamed
 from bayesify._core.maths import IGNORED, as_double, entropy, gaussian_log_prob, label_log_prob
 
 __all__ = ["ClassificationPrediction", "FeaturePrediction", "Prediction", "RegressionPrediction"]
 
-SCORES = ("total", "aleatoric", "epistemic", "variation_ratio", "model_variance", "max_probability")
+SCORES = ("total", "aleatoric", "epistemic", "variation_ratio", "model_variance", "msp")
 
 
 @dataclass(frozen=True, repr=False)
@@ -67,8 +68,11 @@ class Prediction:
         }
         return dataclasses.replace(first, **joined)
 
-    def score(self, name: str = "epistemic") -> Tensor:
-        """Return a score per example, higher = more suspicious."""
+    def score(self, name: str = "total") -> Tensor:
+        """Return a score per example, higher = more suspicious: "total", or another of `scores`."""
+        if name == "max_probability" and "msp" in self.scores:
+            warn_renamed('score("max_probability")', 'score("msp")')
+            name = "msp"
         if name not in self.scores:
             raise ValueError(f"There is no score {name!r} here; there are {list(self.scores)}.")
         return torch.as_tensor(getattr(self, name))
@@ -157,8 +161,8 @@ class ClassificationPrediction(Prediction):
 
     Attributes:
         log_probs: Logarithm of the predictive probabilities, ln (1/S) sum_s p_s, (B, ..., C).
-        aleatoric: Mean entropy of the draws, (1/S) sum_s H[p_s], (B, ...): what the data leave open.
-        epistemic: Mutual information H[pbar] - mean H[p_s], (B, ...): what the model leaves open.
+        aleatoric: Expected entropy of the draws, (1/S) sum_s H[p_s], (B, ...): what the data leave open.
+        epistemic: Mutual information (BALD) H[pbar] - mean H[p_s], (B, ...): what the model leaves open.
         variation_ratio: 1 - the share of draws that vote for the most frequent class, (B, ...).
         model_variance: mean_s p_s.p_s - pbar.pbar, (B, ...).
         logits_mean: Mean of the logits, centred over classes, which softmax does not see, (B, ..., C).
@@ -215,7 +219,13 @@ class ClassificationPrediction(Prediction):
 
     @property
     def max_probability(self) -> Tensor:
-        """One minus the confidence, as a score, (B, ...)."""
+        """The old name of `msp`."""
+        warn_renamed("max_probability, one minus the maximum", "msp, and confidence for the maximum itself")
+        return self.msp
+
+    @property
+    def msp(self) -> Tensor:
+        """One minus the maximum softmax probability, as a score, (B, ...): 1 - `confidence`."""
         # The other classes' sum: 1 - p rounds all confident predictions to one and the same score.
         others = self.log_probs.scatter(-1, self.label[..., None], -torch.inf)
         return others.logsumexp(-1).exp()

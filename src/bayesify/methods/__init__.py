@@ -3,6 +3,7 @@
 import sys
 from types import ModuleType
 
+from bayesify._core.deprecation import moved_names, warn_renamed
 from bayesify.methods.abnn import ABNN
 from bayesify.methods.apd import APD
 from bayesify.methods.banks import inherit, join_banks, require_bank, sample_bank, source_of
@@ -12,8 +13,8 @@ from bayesify.methods.ibnn import IBNN
 from bayesify.methods.laplace import Laplace
 from bayesify.methods.map import MAP
 from bayesify.methods.mc_dropout import MCDropout
-from bayesify.methods.method import Method, Stage, Survey, as_method, method_from_dict, methods, register
-from bayesify.methods.ood_regularizer import UncertaintyRegulariser
+from bayesify.methods.method import Method, Stage, Survey, as_method, list_methods, method_from_dict, register
+from bayesify.methods.ood_regularizer import OODRegularizer
 from bayesify.methods.sgld import SGLD
 from bayesify.methods.swag import SWAG
 
@@ -29,14 +30,14 @@ __all__ = [
     "Laplace",
     "MCDropout",
     "Method",
+    "OODRegularizer",
     "Stage",
     "Survey",
-    "UncertaintyRegulariser",
     "as_method",
     "inherit",
     "join_banks",
+    "list_methods",
     "method_from_dict",
-    "methods",
     "register",
     "require_bank",
     "sample_bank",
@@ -45,11 +46,19 @@ __all__ = [
 
 
 class _Callable(ModuleType):
-    """A module that answers as the function `methods` did under the same name."""
+    """A module that answers as the function `bayesify.methods` did."""
 
     def __call__(self) -> dict[str, type[Method]]:
         """Return the registered methods by name."""
-        return methods()
+        warn_renamed("bayesify.methods()", "bayesify.list_methods()")
+        return list_methods()
 
 
 sys.modules[__name__].__class__ = _Callable
+__getattr__ = moved_names(
+    __name__,
+    {
+        "UncertaintyRegulariser": "bayesify.methods.OODRegularizer",
+        "methods": "bayesify.methods.list_methods",
+    },
+)

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +43,7 @@ class ABNN(Method):
 
     Attributes:
         members: The number M of members.
-        samples: The number L of draws of each in a prediction, if the caller does not say.
+        draws_per_member: The number L of draws of each in a prediction, if the caller does not say.
         alpha: The standard deviation of the noise; at 0 a layer's output is the original's bit for bit.
         noise: One eps for each example and channel ("sample-channel"), for each number ("element", as the authors'
             code), or for each channel and pass ("channel"). In a draw, which is one function for all
@@ -63,9 +63,10 @@ class ABNN(Method):
     """
 
     name = "abnn"
+    renamed: ClassVar[dict[str, str]] = {**Method.renamed, "samples": "draws_per_member"}
 
     members: int = 3
-    samples: int = 3
+    draws_per_member: int = 3
     alpha: float = 0.05
     noise: NoiseShape = "sample-channel"
     train: Literal["norm", "all"] = "norm"
@@ -81,8 +82,10 @@ class ABNN(Method):
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        if self.members < 1 or self.samples < 1:
-            raise ValueError(f"ABNN needs members and samples, but members={self.members}, samples={self.samples}.")
+        if self.members < 1 or self.draws_per_member < 1:
+            raise ValueError(
+                f"ABNN needs members and samples, but members={self.members}, draws_per_member={self.draws_per_member}."
+            )
         if self.alpha < 0:
             raise ValueError(f"alpha is the standard deviation of the noise, but it is {self.alpha}.")
         if self.eta < 0:
@@ -121,7 +124,7 @@ class ABNN(Method):
         traced: frozenset[Any] = frozenset({"draw", "fresh"})  # noise for each example has to know the batch
         parts = [NoisyLayerLaw(network, places, own=own, keep_statistics=keep, traced=traced) for own in members]
         law = MemberLaw(network, parts)
-        law.default_draws = self.members * self.samples
+        law.default_draws = self.members * self.draws_per_member
         return law, table
 
     def state(self, posterior: Posterior) -> nn.Module:

@@ -6,7 +6,7 @@ import copy
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ class APD(SGLD):
 
     Offline (Algorithm 1) the chains run first, and the generator then learns from all their samples, in the
     coordinates of the samples' own span. Online (Algorithm 2) it learns while they run, in rounds, from the last
-    `num_samples` of each chain: first in, first out. All chains move together. What is left after `fit` is the
+    `samples_per_chain` of each chain: first in, first out. All chains move together. What is left after `fit` is the
     generator: (H + 1) D numbers, H the last of `hidden`, however many samples there were.
 
     `distill` does the same to a bank that exists, and can stop early.
@@ -44,39 +44,40 @@ class APD(SGLD):
         restart: Online: whether each round ends with the chains beginning anew at draws of the generator.
         latent: The size of z.
         hidden: Sizes of the hidden layers of generator and critic.
-        how: "wgan-gp", "wgan" (clipped) or "gan".
+        algorithm: "wgan-gp", "wgan" (clipped) or "gan".
         steps: Generator steps, of all rounds together.
         batch: Samples in a minibatch.
         critic_steps: For each generator step.
         generator_lr: Learning rate of generator and critic; None takes that of `distill`.
-        num_draws: For networks with batch normalisation: how many draws have their own statistics.
+        num_bn_draws: For networks with batch normalisation: how many draws have their own statistics.
     """
 
     name = "apd"
+    renamed: ClassVar[dict[str, str]] = {**SGLD.renamed, "how": "algorithm", "num_draws": "num_bn_draws"}
 
     online: bool = False
     round_samples: int = 10
     restart: bool = False
     latent: int = 32
     hidden: tuple[int, ...] = (100, 100, 100)
-    how: Kind = "wgan-gp"
+    algorithm: Kind = "wgan-gp"
     steps: int = 5000
     batch: int = 100
     critic_steps: int = 5
     generator_lr: float | None = None
-    num_draws: int = 50
+    num_bn_draws: int = 50
     together: bool = True
 
     def __post_init__(self) -> None:
         """Check the settings."""
         super().__post_init__()
-        for name in ("round_samples", "latent", "steps", "batch", "critic_steps", "num_draws"):
+        for name in ("round_samples", "latent", "steps", "batch", "critic_steps", "num_bn_draws"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, but it is {getattr(self, name)}.")
         if not self.hidden or any(size < 1 for size in self.hidden):
             raise ValueError(f"hidden needs a layer, and layers of at least one unit, but it is {self.hidden}.")
-        if self.how not in ("wgan-gp", "wgan", "gan"):
-            raise ValueError(f"how must be 'wgan-gp', 'wgan' or 'gan', but it is {self.how!r}.")
+        if self.algorithm not in ("wgan-gp", "wgan", "gan"):
+            raise ValueError(f"algorithm must be 'wgan-gp', 'wgan' or 'gan', but it is {self.algorithm!r}.")
         if not self.together:
             raise ValueError("APD's chains move together: leave together=True, or distil the bank of an SGLD run.")
         if self.restart and not self.online:
@@ -86,15 +87,15 @@ class APD(SGLD):
 
     def build(self, network: nn.Module, selection: Selection) -> tuple[GeneratorLaw, Conversion]:  # type: ignore[override]
         """Make a generator that returns the network's own weights."""
-        names, table = select_parameters(network, selection, how=f"generated, {self.how}")
+        names, table = select_parameters(network, selection, how=f"generated, {self.algorithm}")
         require_something(table, network, "APD", "parameters that are not frozen")
         law = GeneratorLaw(
             network,
             names=names,
             latent=self.latent,
             hidden=self.hidden,
-            num_bn_draws=self.num_draws,
-            algorithm=self.how,
+            num_bn_draws=self.num_bn_draws,
+            algorithm=self.algorithm,
             source=self.name,
         )
         return law, table
@@ -105,10 +106,10 @@ class APD(SGLD):
         return APDState(
             law.codec,
             self.chain_starts(posterior.network, list(law.names)),
-            room=self.chains * self.num_samples,
+            room=self.chains * self.samples_per_chain,
             dtype=STORAGE[self.storage] if self.storage else None,
             players=self._players(law) if self.online else None,  # offline both begin and end with the distillation
-            kind=self.how,
+            kind=self.algorithm,
         )
 
     # -- learning -----------------------------------------------------------------------------------------------
@@ -122,14 +123,15 @@ class APD(SGLD):
         shares = cast(APDState, self.learning(posterior)).shares
         return shares if chain is None else shares[chain : chain + 1]
 
-    def make_schedule(self, optimiser: Optimizer, total_steps: int) -> LambdaLR:
+    def make_schedule(self, optimizer: Optimizer, total_steps: int) -> LambdaLR:
         """Return the schedule of the step sizes, if there will be anything to learn from."""
-        if self.chains * min(self.num_samples, max(1, len(_sample_numbers(self, total_steps)))) < 2:
+        if self.chains * min(self.samples_per_chain, max(1, len(_sample_numbers(self, total_steps)))) < 2:
             raise ValueError(
-                f"{total_steps} steps of one chain with num_samples={self.num_samples} keep a single sample, and a "
-                "generator needs at least two to learn from. Fit for more epochs, lower burn_in, or run several chains."
+                f"{total_steps} steps of one chain with samples_per_chain={self.samples_per_chain} keep a single "
+                "sample, and a generator needs at least two to learn from. Fit for more epochs, lower burn_in, or run "
+                "several chains."
             )
-        return super().make_schedule(optimiser, total_steps)
+        return super().make_schedule(optimizer, total_steps)
 
     def after_step(self, posterior: Posterior, step: int, total_steps: int, steps_per_epoch: int) -> None:
         """Keep samples where they are due; online, let the generator learn from them."""
@@ -208,8 +210,8 @@ class APD(SGLD):
         self, generator: nn.Sequential, critic: nn.Sequential, random: torch.Generator, state: APDState | None = None
     ) -> Game:
         return Game(
-            generator, critic, kind=self.how, batch=self.batch, critic_steps=self.critic_steps, lr=self.generator_lr,
-            random=random, moments=None if state is None else state.moments,
+            generator, critic, kind=self.algorithm, batch=self.batch, critic_steps=self.critic_steps,
+            lr=self.generator_lr, random=random, moments=None if state is None else state.moments,
         )  # fmt: skip
 
     @torch.no_grad()

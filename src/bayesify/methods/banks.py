@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from bayesify._core.deprecation import renamed
 from bayesify.laws import (
     STORAGE,
     BankLaw,
@@ -21,8 +22,9 @@ from bayesify.laws.bank import Storage
 __all__ = ["inherit", "join_banks", "require_bank", "sample_bank", "source_of"]
 
 
+@renamed(num_samples="num_draws")
 @torch.no_grad()
-def sample_bank(posterior: Posterior, num_samples: int, *, seed: int = 0, storage: Storage | None = None) -> Posterior:
+def sample_bank(posterior: Posterior, num_draws: int, *, seed: int = 0, storage: Storage | None = None) -> Posterior:
     """Take weight samples from a posterior, and store them once.
 
     Of a bank it takes samples at equal distances, which is thinning; of an ensemble, its members. Noise behind
@@ -32,7 +34,7 @@ def sample_bank(posterior: Posterior, num_samples: int, *, seed: int = 0, storag
     Args:
         posterior: Any posterior that draws weights: SGLD, SWAG, Laplace, BayesAdapter, IBNN, ABNN, an ensemble,
             another bank, a generator.
-        num_samples: How many; a posterior with fewer functions gives them all.
+        num_draws: How many; a posterior with fewer functions gives them all.
         seed: Of the draws.
         storage: "float32", "bfloat16" or "float16"; None takes the parameters' own type.
 
@@ -50,7 +52,7 @@ def sample_bank(posterior: Posterior, num_samples: int, *, seed: int = 0, storag
     """
     require_posterior(posterior)
     warn_unless_learned(posterior)
-    keys = posterior.keys(num_samples, seed)
+    keys = posterior.keys(num_draws, seed)
     network = posterior.plain_network()
     first = posterior.weights(keys[0])
     names = [] if isinstance(first, Refusal) else [name for name, _ in network.named_parameters() if name in first]
@@ -133,8 +135,8 @@ def require_bank(posterior: object, what: str) -> BankLaw:
     law = getattr(posterior, "law", None)
     if not isinstance(law, BankLaw):
         raise TypeError(
-            f"{what}, but got a {type(posterior).__name__} that is none. SGLD posteriors are banks after fit; of others "
-            "make one: sample_bank(posterior, 500)."
+            f"{what}, but got a {type(posterior).__name__} that is none. SGLD posteriors are banks after fit; make one "
+            "of others: sample_bank(posterior, 500)."
         )
     return law
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ class BayesAdapter(Method):
     pass per draw.
 
     Attributes:
-        noise: How a training pass is random: "auto", "exemplar", "local", "flipout" or "shared"; see
+        estimator: How a training pass is random: "auto", "exemplar", "local", "flipout" or "shared"; see
             `GaussianLaw`.
         start_std: psi starts as ln of numbers whose logarithms are uniform between those of these two (the paper's
             e^-6 to e^-5).
@@ -55,8 +55,9 @@ class BayesAdapter(Method):
     """
 
     name = "bayes-adapter"
+    renamed: ClassVar[dict[str, str]] = {**Method.renamed, "noise": "estimator"}
 
-    noise: Estimator = "auto"
+    estimator: Estimator = "auto"
     start_std: tuple[float, float] = (math.exp(-6), math.exp(-5))
     prior: Literal["zero", "pretrained"] = "zero"
     prior_std: float | None = None
@@ -79,8 +80,8 @@ class BayesAdapter(Method):
             )
         if self.statistics not in ("updated", "frozen"):
             raise ValueError(f"statistics must be 'updated' or 'frozen', but it is {self.statistics!r}.")
-        if self.noise not in (kinds := ("auto", "exemplar", "local", "flipout", "shared")):
-            raise ValueError(f"noise must be one of {list(kinds)}, but it is {self.noise!r}.")
+        if self.estimator not in (kinds := ("auto", "exemplar", "local", "flipout", "shared")):
+            raise ValueError(f"estimator must be one of {list(kinds)}, but it is {self.estimator!r}.")
         if self.prior_std is None and not self.weight_decay > 0:
             raise ValueError("A Gaussian prior needs a width: give prior_std, or a weight_decay above 0.")
         if self.prior_std is not None and not 0 < self.prior_std < math.inf:
@@ -111,7 +112,7 @@ class BayesAdapter(Method):
             network,
             log_stds=log_stds,
             prior_means=means if self.prior == "pretrained" else None,
-            estimator=self.noise,
+            estimator=self.estimator,
             keep_statistics=self.statistics == "frozen",
         )
         return law, table
@@ -152,27 +153,27 @@ class BayesAdapter(Method):
         ]
         return [Stage(self.name, groups)]
 
-    def make_optimiser(self, groups: list[dict[str, Any]]) -> Optimizer:
+    def make_optimizer(self, groups: list[dict[str, Any]]) -> Optimizer:
         """Return SGD with Nesterov momentum .9, or Adam, without weight decay."""
-        if self.optimiser == "adam":
+        if self.optimizer == "adam":
             return torch.optim.Adam(groups, lr=self.lr)
         return torch.optim.SGD(groups, lr=self.lr, momentum=0.9, nesterov=True)
 
-    def prepare_optimiser(self, posterior: Posterior, optimiser: Optimizer, num_data: int) -> None:
+    def prepare_optimizer(self, posterior: Posterior, optimizer: Optimizer, num_data: int) -> None:
         """Refuse weight decay, and build the prior's gradient in if asked.
 
-        In a loop of your own call it once: `posterior.method.prepare_optimiser(posterior, optimiser, num_data)`.
+        In a loop of your own call it once: `posterior.method.prepare_optimizer(posterior, optimizer, num_data)`.
         """
-        decays = {group["weight_decay"] for group in optimiser.param_groups if group.get("weight_decay")}
+        decays = {group["weight_decay"] for group in optimizer.param_groups if group.get("weight_decay")}
         if decays:
             raise ValueError(
                 f"The optimiser has weight_decay={decays.pop()}, and the prior, KL/n in the loss, is the weight decay "
                 "already: both would pull the means twice and the log standard deviations to zero. Use "
-                f"{type(optimiser).__name__}(..., weight_decay=0), and BayesAdapter(weight_decay=...) for the prior."
+                f"{type(optimizer).__name__}(..., weight_decay=0), and BayesAdapter(weight_decay=...) for the prior."
             )
         if self.prior_gradient == "built-in" and self.temperature > 0:
             constants = _constants(posterior.law)
-            optimiser.register_step_pre_hook(lambda *_: self.add_prior_gradient(posterior, num_data, constants))
+            optimizer.register_step_pre_hook(lambda *_: self.add_prior_gradient(posterior, num_data, constants))
 
     @torch.no_grad()
     def add_prior_gradient(
@@ -201,12 +202,12 @@ class BayesAdapter(Method):
             _add_gradient(mean, away, decay)
             _add_gradient(log_std, push, 1.0)
 
-    def make_schedule(self, optimiser: Optimizer, total_steps: int) -> LambdaLR:
+    def make_schedule(self, optimizer: Optimizer, total_steps: int) -> LambdaLR:
         """Return a schedule with psi's own rate."""
-        named = [group.get("name") == _LOG_STDS for group in optimiser.param_groups]
+        named = [group.get("name") == _LOG_STDS for group in optimizer.param_groups]
         kinds = [self.log_std_schedule if own else self.schedule for own in named]
         return LambdaLR(
-            optimiser, [_steps(total_steps) if kind == "steps" else rate_factor(kind, total_steps) for kind in kinds]
+            optimizer, [_steps(total_steps) if kind == "steps" else rate_factor(kind, total_steps) for kind in kinds]
         )
 
 

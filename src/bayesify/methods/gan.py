@@ -78,20 +78,20 @@ class Game:
         self.critic_steps = 1 if kind == "gan" else critic_steps
         players = (generator, critic)
         if kind == "wgan":
-            self.optimisers: list[torch.optim.Optimizer] = [
+            self.optimizers: list[torch.optim.Optimizer] = [
                 torch.optim.RMSprop(player.parameters(), lr=lr or 5e-5) for player in players
             ]
         else:
             rate, betas = (lr or 5e-4, (0.5, 0.9)) if kind == "wgan-gp" else (lr or 2e-4, (0.5, 0.999))
             # One kernel for a player: the ten small ones of each tensor are a sixth of a step.
-            self.optimisers = [
+            self.optimizers = [
                 torch.optim.Adam(player.parameters(), lr=rate, betas=betas, fused=True) for player in players
             ]
         if moments is not None:
             kept = moments.as_dict()
-            for optimiser, name, player in zip(self.optimisers, PLAYERS, players, strict=True):
+            for optimizer, name, player in zip(self.optimizers, PLAYERS, players, strict=True):
                 for path, parameter in player.named_parameters():
-                    optimiser.state[parameter] = {key: kept[f"{name}.{path}.{key}"] for key in _keys(kind)}
+                    optimizer.state[parameter] = {key: kept[f"{name}.{path}.{key}"] for key in _keys(kind)}
 
     def fake(self) -> Tensor:
         """Return a minibatch of generated samples."""
@@ -117,7 +117,7 @@ class Game:
         for _ in range(self.critic_steps):
             real = self.real(samples)
             loss = self._critic_step(real if prepare is None else prepare(real))
-        generator, _ = self.optimisers
+        generator, _ = self.optimizers
         generator.zero_grad(set_to_none=True)
         for parameter in self.critic.parameters():
             parameter.requires_grad_(False)
@@ -135,7 +135,7 @@ class Game:
         return functional.softplus(-scores).mean() if self.kind == "gan" else -scores.mean()
 
     def _critic_step(self, real: Tensor) -> float:
-        _, critic = self.optimisers
+        _, critic = self.optimizers
         critic.zero_grad(set_to_none=True)
         with torch.no_grad():
             fake = self.fake()

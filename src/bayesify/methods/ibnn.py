@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,7 @@ class IBNN(Method):
 
     Attributes:
         components: K.
-        samples: How many draws L of each component a prediction takes, if the caller does not say.
+        draws_per_component: How many draws L of each component a prediction takes, if the caller does not say.
         repeats: How often each example is in a training pass, S, each time with new noise.
         assign: Which components these copies have: "consecutive" ones (the authors' code), or the "same" (their
             Algorithm 1). Every component gets as many rows as the others, to one; to S where they have the same.
@@ -63,9 +63,10 @@ class IBNN(Method):
     """
 
     name = "ibnn"
+    renamed: ClassVar[dict[str, str]] = {**Method.renamed, "samples": "draws_per_component"}
 
     components: int = 4
-    samples: int = 5
+    draws_per_component: int = 5
     repeats: int = 2
     assign: Literal["consecutive", "same"] = "consecutive"
     means_std: float = 0.05
@@ -87,7 +88,7 @@ class IBNN(Method):
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        for name in ("components", "samples", "repeats"):
+        for name in ("components", "draws_per_component", "repeats"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, but it is {getattr(self, name)}.")
         if self.means_std < 0 or min(self.start_std) < 0 or len(self.start_std) != 2:
@@ -145,7 +146,7 @@ class IBNN(Method):
         with torch.no_grad():
             means.copy_(normal(1.0, self.means_std))
             law.component_rhos.copy_(inverse_softplus(normal(*self.start_std).abs()))
-        law.default_draws = self.components * self.samples
+        law.default_draws = self.components * self.draws_per_component
         return law, table
 
     def state(self, posterior: Posterior) -> nn.Module:
@@ -198,7 +199,7 @@ class IBNN(Method):
         law = cast(InputFactorLaw, posterior.law)
         lr = self.lr if self.weights == "joint" else self.slow_lr
         latents = [law.component_means, law.component_rhos]
-        latent_lr = self.latent_lr * (self.components if self.optimiser == "sgd" else 1)
+        latent_lr = self.latent_lr * (self.components if self.optimizer == "sgd" else 1)
         groups: list[dict[str, Any]] = [
             {"params": list(posterior.network.parameters()), "lr": lr, "name": "weights"},
             {"params": latents, "lr": latent_lr, "weight_decay": 0.0, "name": _LATENTS},
@@ -213,11 +214,11 @@ class IBNN(Method):
             group["params"] = [p for p in group["params"] if p.requires_grad]
         return [Stage(self.name, [group for group in groups if group["params"]])]
 
-    def make_schedule(self, optimiser: Optimizer, total_steps: int) -> LambdaLR:
+    def make_schedule(self, optimizer: Optimizer, total_steps: int) -> LambdaLR:
         """Return a schedule in which means and standard deviations have their own."""
-        named = [group.get("name") == _LATENTS for group in optimiser.param_groups]
+        named = [group.get("name") == _LATENTS for group in optimizer.param_groups]
         kinds = [self.latent_schedule if own else self.schedule for own in named]
-        return LambdaLR(optimiser, [rate_factor(kind, total_steps) for kind in kinds])
+        return LambdaLR(optimizer, [rate_factor(kind, total_steps) for kind in kinds])
 
     def after_step(self, posterior: Posterior, step: int, total_steps: int, steps_per_epoch: int) -> None:
         """Let beta grow from 0, over `anneal` of the run."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
@@ -36,7 +36,7 @@ class Laplace(Method):
             costs one pass; "diagonal", independent weights of every layer, a `GaussianPosterior`; "kronecker", a
             Kronecker product for each linear layer and convolution, and a diagonal for other parameters.
         curvature: "ggn", or "fisher", the empirical Fisher: squared gradients of ln p of the true labels.
-        samples: Labels drawn from the prediction for each example, which estimate the GGN in so many backward passes;
+        mc_labels: Labels drawn from the prediction for each example, which estimate the GGN in so many backward passes;
             None is exact and takes as many as an example has outputs (C - 1 for C classes).
         prior_precision: delta; or how it is chosen: "auto", on the validation data given to `fit` if there are any and
             by the marginal likelihood otherwise; "marginal-likelihood"; or "validation", the NLL of these data. On a
@@ -47,6 +47,7 @@ class Laplace(Method):
     """
 
     name = "laplace"
+    renamed: ClassVar[dict[str, str]] = {**Method.renamed, "samples": "mc_labels"}
     trains_draws = False
     if_worse = (
         "The posterior is too wide: choose its prior on validation data (prior_precision='auto' or 'validation', and "
@@ -55,7 +56,7 @@ class Laplace(Method):
 
     structure: Literal["last-layer", "diagonal", "kronecker"] = "last-layer"
     curvature: Curvature = "ggn"
-    samples: int | None = None
+    mc_labels: int | None = None
     prior_precision: float | Literal["auto", "marginal-likelihood", "validation"] = "auto"
     prior_per: Literal["network", "layer"] = "network"
     seed: int = 0
@@ -78,13 +79,13 @@ class Laplace(Method):
                 )
         elif not 0 < precision < math.inf:
             raise ValueError(f"prior_precision must be positive and finite, but it is {precision}.")
-        if self.samples is not None:
-            if self.samples < 1:
-                raise ValueError(f"samples must be at least 1, or None for the exact GGN, but it is {self.samples}.")
+        if self.mc_labels is not None:
+            if self.mc_labels < 1:
+                raise ValueError(f"samples must be at least 1, or None for the exact GGN, but it is {self.mc_labels}.")
             if self.curvature == "fisher":
                 raise ValueError("samples draws labels for the GGN; the empirical Fisher takes the true ones.")
             if self.structure == "last-layer":
-                raise ValueError("The exact GGN of the last layer needs no backward pass: leave samples=None.")
+                raise ValueError("The exact GGN of the last layer needs no backward pass: leave mc_labels=None.")
 
     # -- building -------------------------------------------------------------------------------------------------
 
@@ -118,7 +119,7 @@ class Laplace(Method):
             posterior,
             num_data,
             curvature=self.curvature,
-            samples=self.samples,
+            samples=self.mc_labels,
             prior=self.prior_precision if isinstance(self.prior_precision, str) else None,
             seed=self.seed,
         )

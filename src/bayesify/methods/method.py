@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from bayesify._core.deprecation import renamed_fields, warn_renamed, with_new_keys
 from bayesify._core.values import fits, misfits
 from bayesify.laws import LossTerms
 
 if TYPE_CHECKING:
     from bayesify.conversion import Conversion, Selection
     from bayesify.laws import Law, Posterior
-    from bayesify.methods.ood_regularizer import UncertaintyRegulariser
+    from bayesify.methods.ood_regularizer import OODRegularizer
 
 __all__ = [
     "Method",
@@ -30,16 +31,17 @@ __all__ = [
     "Stage",
     "Survey",
     "as_method",
+    "list_methods",
     "member_losses",
     "member_stages",
     "method_from_dict",
-    "methods",
     "rate_factor",
     "register",
 ]
 
 _METHODS: dict[str, type[Method]] = {}
 Schedule = Literal["constant", "cosine", "held"]
+_OLD_FUNCTIONS = {"make_optimiser": "make_optimizer", "prepare_optimiser": "prepare_optimizer"}
 
 
 @dataclass(frozen=True)
@@ -93,23 +95,39 @@ class Method(ABC):
     Attributes:
         epochs: How many epochs `fit` takes if the caller does not say; 0 when nothing has to be learned.
         lr: The learning rate.
-        optimiser: "sgd" (with Nesterov momentum .9) or "adam".
+        optimizer: "sgd" (with Nesterov momentum .9) or "adam".
         weight_decay: Of the optimiser: with "sgd" the precision of a Gaussian prior divided by the number of data. With
             "adam" it is decoupled (AdamW), and no prior has its effect.
-        schedule: "constant"; "cosine" to zero at the end of the run; "held" for half of it, then linear to a hundredth
-            at nine tenths.
+        schedule: "constant"; "cosine" to zero at the end of the run; "held", the schedule of SWA: constant for half of
+            the run, then linear to 1 % at nine tenths of it.
     """
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
     trains_draws: ClassVar[bool] = True  # whether the pass that is trained is random
+    renamed: ClassVar[dict[str, str]] = {"optimiser": "optimizer"}  # settings by the names that older files have
     if_worse: ClassVar[str] = "Lower the learning rate or the noise, or fit for more epochs."  # said after a bad fit
 
     epochs: int = 0
     lr: float = 0.01
-    optimiser: Literal["sgd", "adam"] = "sgd"
+    optimizer: Literal["sgd", "adam"] = "sgd"
     weight_decay: float = 0.0
     schedule: Schedule = "constant"
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Let a class that overrides functions by their old names have them called."""
+        super().__init_subclass__(**options)
+        for old, new in _OLD_FUNCTIONS.items():
+            if old in cls.__dict__:
+                warn_renamed(f"{cls.__name__}.{old}", f"{cls.__name__}.{new}")
+                setattr(cls, new, cls.__dict__[old])
+
+    def __getattr__(self, name: str) -> Any:
+        """Find functions by their old names."""
+        if name not in _OLD_FUNCTIONS:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        warn_renamed(f"{type(self).__name__}.{name}", f"{type(self).__name__}.{_OLD_FUNCTIONS[name]}")
+        return getattr(self, _OLD_FUNCTIONS[name])
 
     @property
     def learns(self) -> bool:
@@ -171,30 +189,30 @@ class Method(ABC):
         del posterior, inputs
         return True
 
-    def regulariser(self) -> UncertaintyRegulariser:
+    def regularizer(self) -> OODRegularizer:
         """Return how OOD inputs are asked to be uncertain, if the caller does not say."""
-        from bayesify.methods.ood_regularizer import UncertaintyRegulariser
+        from bayesify.methods.ood_regularizer import OODRegularizer
 
-        return UncertaintyRegulariser()
+        return OODRegularizer()
 
     def stages(self, posterior: Posterior) -> list[Stage]:
         """Return the stages of the training; by default one, over all parameters that are not frozen."""
         return [Stage(self.name, [{"params": [p for p in posterior.parameters() if p.requires_grad]}])]
 
-    def make_optimiser(self, groups: list[dict[str, Any]]) -> Optimizer:
+    def make_optimizer(self, groups: list[dict[str, Any]]) -> Optimizer:
         """Return the optimiser of a stage."""
-        if self.optimiser == "adam":
+        if self.optimizer == "adam":
             return torch.optim.AdamW(groups, lr=self.lr, weight_decay=self.weight_decay)
         return torch.optim.SGD(groups, lr=self.lr, momentum=0.9, nesterov=True, weight_decay=self.weight_decay)
 
-    def prepare_optimiser(  # noqa: B027
-        self, posterior: Posterior, optimiser: Optimizer, num_data: int
+    def prepare_optimizer(  # noqa: B027
+        self, posterior: Posterior, optimizer: Optimizer, num_data: int
     ) -> None:
         """Look at a stage's optimiser, the method's own or the caller's, before its first step."""
 
-    def make_schedule(self, optimiser: Optimizer, total_steps: int) -> LambdaLR:
+    def make_schedule(self, optimizer: Optimizer, total_steps: int) -> LambdaLR:
         """Return the schedule of a stage's learning rates, advanced once per optimiser step."""
-        return LambdaLR(optimiser, rate_factor(self.schedule, total_steps))
+        return LambdaLR(optimizer, rate_factor(self.schedule, total_steps))
 
     def after_step(  # noqa: B027, most methods have nothing to do here
         self, posterior: Posterior, step: int, total_steps: int, steps_per_epoch: int
@@ -269,11 +287,11 @@ def rate_factor(schedule: Schedule, total_steps: int) -> Callable[[int], float]:
 
 def register(cls: type[Method]) -> type[Method]:
     """Make a method known by its name, to `convert`, to files, and to the demo."""
-    _METHODS[cls.name] = cls
+    _METHODS[cls.name] = renamed_fields(**cls.renamed)(cls)
     return cls
 
 
-def methods() -> dict[str, type[Method]]:
+def list_methods() -> dict[str, type[Method]]:
     """Return the registered methods by name."""
     return dict(_METHODS)
 
@@ -284,9 +302,9 @@ def as_method(method: Method | type[Method] | str) -> Method:
         return method
     if isinstance(method, type) and issubclass(method, Method):
         return method()
-    if isinstance(method, str) and method in methods():
+    if isinstance(method, str) and method in list_methods():
         return _METHODS[method]()
-    raise ValueError(f"There is no method {method!r}. Give a method object, or one of {sorted(methods())}.")
+    raise ValueError(f"There is no method {method!r}. Give a method object, or one of {sorted(list_methods())}.")
 
 
 def method_from_dict(values: dict[str, Any]) -> Method:
@@ -301,6 +319,7 @@ def method_from_dict(values: dict[str, Any]) -> Method:
             f"The file has version {version!r} of {name!r}, and this bayesify knows versions up to {cls.version}. "
             "Upgrade bayesify."
         )
+    values = with_new_keys(values, cls.renamed)
     known = {f.name for f in dataclasses.fields(cls)}
     unknown = sorted(set(values) - known)
     if unknown:

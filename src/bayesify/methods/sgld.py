@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +46,7 @@ class SGLD(Method):
 
     Attributes:
         kind: "sgld", "sghmc" (with momentum) or "psgld" (preconditioned in the burn-in, constant afterwards).
-        num_samples: How many samples of each chain are kept.
+        samples_per_chain: How many samples of each chain are kept.
         chains: How many chains run.
         together: Whether the chains move together, step by step, on the same minibatches: vectorised in networks of
             linear layers. Otherwise they run one after another, each with its own order of the data.
@@ -68,10 +68,11 @@ class SGLD(Method):
     """
 
     name = "sgld"
+    renamed: ClassVar[dict[str, str]] = {**Method.renamed, "num_samples": "samples_per_chain"}
     trains_draws = False
 
     kind: Kind = "sgld"
-    num_samples: int = 100
+    samples_per_chain: int = 100
     chains: int = 1
     together: bool = False
     start: Start = "network"
@@ -105,7 +106,7 @@ class SGLD(Method):
                 "How much of the noise of a shuffled epoch cancels is not known for 'sghmc'. Draw minibatches with "
                 "replacement, for which correction='independent' is right, or choose a smaller lr."
             )
-        for name in ("num_samples", "chains", "cycles", "decay_steps"):
+        for name in ("samples_per_chain", "chains", "cycles", "decay_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, but it is {getattr(self, name)}.")
         for name in ("burn_in", "exploration"):
@@ -133,14 +134,14 @@ class SGLD(Method):
     @staticmethod
     def example_settings() -> dict[str, Any]:
         """Return the settings of a short run."""
-        chain = {"epochs": 40, "num_samples": 20, "lr": 0.05, "prior_std": 0.5, "temperature": 0.01}
+        chain = {"epochs": 40, "samples_per_chain": 20, "lr": 0.05, "prior_std": 0.5, "temperature": 0.01}
         return {**chain, "statistics_batches": 10}
 
     # -- building -----------------------------------------------------------------------------------------------
 
     def build(self, network: nn.Module, selection: Selection) -> tuple[BankLaw, Conversion]:
         """Make room for the samples."""
-        size = self.chains * self.num_samples
+        size = self.chains * self.samples_per_chain
         names, table = select_parameters(network, selection, how=f"{self.kind}, {size} samples")
         require_something(table, network, "SGLD", "parameters that are not frozen")
         dtype = STORAGE[self.storage] if self.storage else None
@@ -225,7 +226,7 @@ class SGLD(Method):
         """Return where the share of gradient noise of each chain is kept, or of one."""
         return cast(BankLaw, posterior.law).noise_shares(chain)
 
-    def make_optimiser(self, groups: list[dict[str, Any]]) -> Optimizer:
+    def make_optimizer(self, groups: list[dict[str, Any]]) -> Optimizer:
         """Return the sampler of a chain; its seed comes from torch's global generator."""
         return Langevin(
             [{key: value for key, value in group.items() if key != "num_data"} for group in groups],
@@ -240,15 +241,15 @@ class SGLD(Method):
             correction=self.correction,
         )
 
-    def prepare_optimiser(self, posterior: Posterior, optimiser: Optimizer, num_data: int) -> None:
+    def prepare_optimizer(self, posterior: Posterior, optimizer: Optimizer, num_data: int) -> None:
         """Let the sampler measure the noise of the minibatches' gradients.
 
-        In a loop of your own call it once: `posterior.method.prepare_optimiser(posterior, optimiser, num_data)`.
+        In a loop of your own call it once: `posterior.method.prepare_optimizer(posterior, optimizer, num_data)`.
         """
         del num_data
         learning: Chains = self.learning(posterior)
         learning.meter = None
-        if not isinstance(optimiser, Langevin):
+        if not isinstance(optimizer, Langevin):
             return
         processes = torch.distributed.get_world_size() if _distributed() else 1
         if processes > 1 and self.correction is not None:
@@ -258,18 +259,18 @@ class SGLD(Method):
             )
         shares = self.noise_shares(posterior, None if self.together else posterior.present_part or 0)
         if processes == 1:
-            learning.meter = optimiser.meter = GradientNoise(shares)
-            optimiser.plan_look()
+            learning.meter = optimizer.meter = GradientNoise(shares)
+            optimizer.plan_look()
 
-    def make_schedule(self, optimiser: Optimizer, total_steps: int) -> LambdaLR:
+    def make_schedule(self, optimizer: Optimizer, total_steps: int) -> LambdaLR:
         """Return the schedule of the step sizes."""
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             group["adapt_steps"] = int(self.burn_in * total_steps)
             # A trial of a few steps is nobody's posterior.
             group["measure_after"] = max(1, group["adapt_steps"] if total_steps >= TRIAL else total_steps)
-        if isinstance(optimiser, Langevin):
-            optimiser.plan_look()
-        return LambdaLR(optimiser, lambda step: self.step_size(step, total_steps))
+        if isinstance(optimizer, Langevin):
+            optimizer.plan_look()
+        return LambdaLR(optimizer, lambda step: self.step_size(step, total_steps))
 
     def step_size(self, step: int, total_steps: int) -> float:
         """Return the step size after so many steps, as a multiple of lr."""
@@ -376,14 +377,14 @@ def _rows_match(outputs: Tensor, targets: Any) -> bool:
 def sample_steps(method: SGLD, total_steps: int) -> frozenset[int]:
     """Return the steps, from 1, after which a sample is kept.
 
-    >>> sorted(sample_steps(SGLD(num_samples=4), 16))
+    >>> sorted(sample_steps(SGLD(samples_per_chain=4), 16))
     [10, 12, 14, 16]
-    >>> sorted(sample_steps(SGLD(num_samples=3, thin=2, burn_in=0.0), 16))
+    >>> sorted(sample_steps(SGLD(samples_per_chain=3, thin=2, burn_in=0.0), 16))
     [12, 14, 16]
     """
     first = int(method.burn_in * total_steps)
     if method.thin is not None:
-        return frozenset(list(range(total_steps, first, -method.thin))[: method.num_samples])
+        return frozenset(list(range(total_steps, first, -method.thin))[: method.samples_per_chain])
     steps = range(first + 1, total_steps + 1)
     if method.schedule == "cyclical":
         length = max(1, math.ceil(total_steps / method.cycles))
@@ -395,6 +396,6 @@ def sample_steps(method: SGLD, total_steps: int) -> frozenset[int]:
     if not late:
         return frozenset()
     time = sizes.cumsum(0)
-    wanted = time[-1] * torch.arange(1, method.num_samples + 1, dtype=torch.float64) / method.num_samples
+    wanted = time[-1] * torch.arange(1, method.samples_per_chain + 1, dtype=torch.float64) / method.samples_per_chain
     found = torch.searchsorted(time, wanted * (1 - 1e-12)).clamp(max=len(late) - 1)
     return frozenset(late[index] for index in found.tolist())

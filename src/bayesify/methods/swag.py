@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -21,24 +21,25 @@ class SWAG(Method):
     """Stochastic weight averaging, Gaussian: diagonal plus low rank (Maddox et al. 2019).
 
     SGD goes on from the trained weights at a constant rate; snapshots of its path give the mean, the variances and
-    the low-rank part of a Gaussian. Fitting costs the epochs of plain training, and `num_draws + 1` passes over the
+    the low-rank part of a Gaussian. Fitting costs the epochs of plain training, and `num_bn_draws + 1` passes over the
     data at the end for networks with batch normalisation; prediction a plain pass per draw.
 
     Attributes:
         rank: How many deviations the low-rank part keeps; 0 is SWAG-diagonal.
         scale: Multiplies the standard deviations; 1 is the paper's.
         snapshots_per_epoch: How often weights are collected.
-        num_draws: For networks with batch normalisation: how many draws get their own statistics.
+        num_bn_draws: For networks with batch normalisation: how many draws get their own statistics.
         statistics_batches: How many batches re-estimate them; None takes the whole loader.
     """
 
     name = "swag"
+    renamed: ClassVar[dict[str, str]] = {**Method.renamed, "num_draws": "num_bn_draws"}
     trains_draws = False
 
     rank: int = 20
     scale: float = 1.0
     snapshots_per_epoch: int = 1
-    num_draws: int = 20
+    num_bn_draws: int = 20
     statistics_batches: int | None = None
     epochs: int = 20
     lr: float = 0.01
@@ -58,7 +59,7 @@ class SWAG(Method):
         """Start from the given weights, with no spread."""
         names, table = select_parameters(network, selection, how="Gaussian around the path of SGD")
         require_something(table, network, "SWAG", "parameters that are not frozen")
-        return LowRankLaw(network, names=names, rank=self.rank, scale=self.scale, num_bn_draws=self.num_draws), table
+        return LowRankLaw(network, names=names, rank=self.rank, scale=self.scale, num_bn_draws=self.num_bn_draws), table
 
     def stages(self, posterior: Posterior) -> list[Stage]:
         """Train what is averaged, and nothing else: a snapshot of some layers means little if the others move on."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from bayesify._core.deprecation import moved_names, renamed
 from bayesify._core.inputs import as_inputs, in_network_type
 from bayesify._core.modes import evaluation_mode
 from bayesify._core.progress import bar
@@ -59,20 +60,33 @@ __all__ = [
 _LATER = {"fit_variance_scale": "variance_scale", "Moments": "streamlined", "moment_rule": "streamlined"}
 
 
+_MOVED = ("ClassificationPrediction", "FeaturePrediction", "RegressionPrediction")
+_old_name = moved_names(
+    __name__,
+    {
+        "Law": "bayesify.prediction.Component",
+        "laws": "bayesify.prediction.gaussian_components",
+        **{name: f"bayesify.likelihoods.{name}" for name in _MOVED},
+    },
+    stacklevel=4,
+)
+
+
 def __getattr__(name: str) -> Any:
     """Import a part on first use."""
     if name not in _LATER:
-        raise AttributeError(f"module 'bayesify.prediction' has no attribute {name!r}")
+        return _old_name(name)
     return getattr(import_module(f"bayesify.prediction.{_LATER[name]}"), name)
 
 
+@renamed(num_samples="num_draws")
 def predict(
     posterior: Posterior,
     inputs: Any,
     *,
     how: str | Predictor = "sampling",
-    num_samples: int | None = None,
-    seed: int | None = None,
+    num_draws: int | None = None,
+    seed: int | None = 0,
     chunk_size: int | None = None,
     keep_samples: bool = False,
     output: str = "prediction",
@@ -98,9 +112,9 @@ def predict(
             "linearised", the exact variance of every output to first order in what is random, by one backward pass
             each. `capabilities(posterior)` says which of them a posterior has, and `Streamlined(engine=...,
             covariance=...)` chooses an engine.
-        num_samples: How many draws; None takes the posterior's own number. Without sampling nothing is drawn but
+        num_draws: How many draws; None takes the posterior's own number. Without sampling nothing is drawn but
             Gaussian outputs, which is cheap, and None integrates over them instead.
-        seed: None takes one from torch's global generator.
+        seed: Of the draws; None takes one from torch's global generator.
         chunk_size: The largest number of examples in one pass; None chooses by the device.
         keep_samples: Whether to keep the draws' own predictions, (S, B, ...).
         output: "prediction"; or "features", the average over draws of what the network computes before its last
@@ -128,7 +142,7 @@ def predict(
     check_output(output)
     if seed is None:
         seed = int(torch.randint(2**31, ()))
-    request = Request(num_samples, seed, keep_samples, output, variance_scale, input_variance)
+    request = Request(num_draws, seed, keep_samples, output, variance_scale, input_variance)
     predictor.check(request)
     if chunk_size is not None and chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1, but it is {chunk_size}.")

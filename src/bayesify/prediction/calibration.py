@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesify._core.deprecation import renamed
 from bayesify._core.inputs import as_loader
 from bayesify._core.modes import evaluation_mode
 from bayesify._core.trees import to_device
@@ -19,11 +20,12 @@ from bayesify.prediction import add_draws, posterior_device
 __all__ = ["calibrate"]
 
 
+@renamed(num_samples="num_draws")
 def calibrate(
     posterior: Posterior,
     val_loader: Iterable[Any],
     *,
-    num_samples: int | None = None,
+    num_draws: int | None = None,
     seed: int = 0,
 ) -> Posterior:
     """Fit the temperature, or for regression the variance's scale, on validation data.
@@ -35,7 +37,7 @@ def calibrate(
     Args:
         posterior: Any posterior; it is changed in place.
         val_loader: Batches of (inputs, targets) that were not trained on.
-        num_samples: How many draws; None takes the posterior's own number.
+        num_draws: How many draws; None takes the posterior's own number.
         seed: Of the draws.
 
     Returns:
@@ -48,7 +50,7 @@ def calibrate(
     batches = []
     device = posterior_device(posterior)
     with torch.no_grad(), evaluation_mode(posterior):
-        keys = posterior.keys(num_samples, seed)
+        keys = posterior.keys(num_draws, seed)
         for batch in as_loader(val_loader, "calibrate"):
             inputs, target = posterior.split_batch(to_device(batch, device))
             kept = _Keep()

@@ -147,7 +147,7 @@ def _predicted(
         )
 
     def run(inputs: Any) -> dict[str, Tensor]:
-        return _tensors_of(found.predict(inputs, num_samples=None, seed=0, scale=scale))
+        return _tensors_of(found.predict(inputs, num_draws=None, seed=0, scale=scale))
 
     return run, lambda: found.differentiated
 

@@ -228,14 +228,14 @@ class OnePass:
         self,
         inputs: Any,
         *,
-        num_samples: int | None,
+        num_draws: int | None,
         seed: int,
         scale: Scale = 1.0,
         input_variance: Tensor | None = None,
     ) -> Prediction:
         """Return the prediction for a batch."""
         moments = self.moments(inputs, scale=scale, input_variance=input_variance)
-        return prediction_of(self.posterior.likelihood, moments, num_samples=num_samples, seed=seed)
+        return prediction_of(self.posterior.likelihood, moments, num_draws=num_draws, seed=seed)
 
 
 def layer_of(name: str) -> str:

@@ -41,26 +41,26 @@ class OutputMoments:
 
 
 def prediction_of(
-    likelihood: Likelihood, components: Sequence[OutputMoments], *, num_samples: int | None, seed: int
+    likelihood: Likelihood, components: Sequence[OutputMoments], *, num_draws: int | None, seed: int
 ) -> Prediction:
     """Return the prediction of a mixture of Gaussian outputs.
 
     Args:
         likelihood: What the outputs mean.
         components: The components' moments.
-        num_samples: As in `Likelihood.from_gaussian`, of each component, or in proportion to unequal weights.
+        num_draws: As in `Likelihood.from_gaussian`, of each component, or in proportion to unequal weights.
         seed: Of the draws.
     """
     total = sum(one.weight for one in components)
     weights = [one.weight / total for one in components]
-    if num_samples is None:
+    if num_draws is None:
         made = Prediction.mixture(
             [likelihood.from_gaussian(one.mean, one.variance, covariance=one.covariance) for one in components], weights
         )
     else:
         stream = likelihood.stream()
         for one, weight in zip(components, weights, strict=True):
-            number = max(1, round(num_samples * len(components) * weight)) if num_samples > 0 else num_samples
-            stream.add_gaussian(one.mean, one.variance, one.covariance, num_samples=number, seed=seed)
+            number = max(1, round(num_draws * len(components) * weight)) if num_draws > 0 else num_draws
+            stream.add_gaussian(one.mean, one.variance, one.covariance, num_draws=number, seed=seed)
         made = stream.result()
     return replace(made, predictor=components[0].predictor)  # type: ignore[call-arg]

@@ -41,7 +41,7 @@ Chunk = Callable[[Any, Tensor | None], Prediction]
 class Request:
     """What a prediction is asked for; see `predict`."""
 
-    num_samples: int | None = None
+    num_draws: int | None = None
     seed: int = 0
     keep_samples: bool = False
     output: str = "prediction"
@@ -115,7 +115,7 @@ class Sampling(Predictor):
     def prepared(self, posterior: Posterior, inputs: Any, request: Request) -> Chunk:
         """Name the draws."""
         del inputs
-        keys = posterior.keys(request.num_samples, request.seed)
+        keys = posterior.keys(request.num_draws, request.seed)
         return lambda chunk, _: _collected(
             posterior, chunk, request, lambda stream: add_draws(posterior, chunk, keys, stream)
         )
@@ -166,8 +166,8 @@ class _WithoutDraws(Predictor):
             )
         if request.keep_samples:
             raise ValueError(f"how={self.name!r} has no draws to keep. Use how='sampling' with keep_samples=True.")
-        if request.num_samples is not None and request.num_samples < 1:
-            raise ValueError(f"num_samples must be a whole number of at least 1, but it is {request.num_samples!r}.")
+        if request.num_draws is not None and request.num_draws < 1:
+            raise ValueError(f"num_draws must be a whole number of at least 1, but it is {request.num_draws!r}.")
         scale = request.variance_scale
         if not isinstance(scale, Mapping) and not 0 <= scale < math.inf:
             raise ValueError(f"variance_scale must be at least 0 and finite, but it is {scale}.")
@@ -179,7 +179,7 @@ class _WithoutDraws(Predictor):
         found = one_pass_of(posterior, self, inputs)
         return lambda chunk, spread: found.predict(
             chunk,
-            num_samples=request.num_samples,
+            num_draws=request.num_draws,
             seed=request.seed,
             scale=request.variance_scale,
             input_variance=spread,

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesify._core.deprecation import renamed
 from bayesify._core.modes import evaluation_mode
 from bayesify._core.trees import map_tensors, to_device
 from bayesify.laws import Posterior, require_posterior, warn_unless_learned
@@ -31,12 +32,13 @@ class Sensitivity:
     contribution: Tensor
 
 
+@renamed(num_samples="num_draws")
 def input_sensitivity(
     posterior: Posterior,
     inputs: Any,
     *,
     input_variance: float | Tensor = 1.0,
-    num_samples: int | None = None,
+    num_draws: int | None = None,
     seed: int = 0,
 ) -> Sensitivity:
     """Ask which inputs drive the uncertainty, in two ways.
@@ -50,7 +52,7 @@ def input_sensitivity(
         posterior: Any posterior.
         inputs: B examples; the first tensor of numbers among them is asked about.
         input_variance: v; broadcasts against the inputs.
-        num_samples: S; None takes the posterior's own number.
+        num_draws: S; None takes the posterior's own number.
         seed: Of the draws.
 
     Returns:
@@ -62,7 +64,7 @@ def input_sensitivity(
         >>> network = nn.Sequential(nn.Dropout(0.5), nn.Linear(2, 1, bias=False))
         >>> _ = nn.init.ones_(network[1].weight)
         >>> posterior = convert(network, MCDropout(), likelihood="regression")
-        >>> found = input_sensitivity(posterior, torch.tensor([[3.0, 0.0]]), num_samples=50)
+        >>> found = input_sensitivity(posterior, torch.tensor([[3.0, 0.0]]), num_draws=50)
         >>> bool(found.gradient[0, 0] > 0), found.contribution.shape
         (True, torch.Size([1, 2]))
     """
@@ -75,7 +77,7 @@ def input_sensitivity(
         raise ValueError("input_variance must not be negative.")
     leaf = asked.detach().clone().requires_grad_()
     placed = map_tensors(lambda tensor: leaf if tensor is asked else tensor, inputs)
-    keys = posterior.keys(num_samples, seed)
+    keys = posterior.keys(num_draws, seed)
     with torch.inference_mode(False), posterior.lock, evaluation_mode(posterior):
         with torch.no_grad():
             mean = _values(posterior, placed, keys[0])

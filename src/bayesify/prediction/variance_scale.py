@@ -11,6 +11,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
+from bayesify._core.deprecation import renamed
 from bayesify._core.maths import minimise
 from bayesify._core.modes import evaluation_mode
 from bayesify._core.trees import to_device
@@ -35,7 +36,7 @@ def fit_variance_scale(
     *,
     how: str | Predictor = "streamlined",
     per_layer: Literal[False] = False,
-    num_samples: int | None = None,
+    num_draws: int | None = None,
     seed: int = 0,
 ) -> float: ...
 
@@ -47,18 +48,19 @@ def fit_variance_scale(
     *,
     how: str | Predictor = "streamlined",
     per_layer: Literal[True],
-    num_samples: int | None = None,
+    num_draws: int | None = None,
     seed: int = 0,
 ) -> dict[str, float]: ...
 
 
+@renamed(num_samples="num_draws")
 def fit_variance_scale(
     posterior: Posterior,
     val_loader: Iterable[Any],
     *,
     how: str | Predictor = "streamlined",
     per_layer: bool = False,
-    num_samples: int | None = None,
+    num_draws: int | None = None,
     seed: int = 0,
 ) -> float | dict[str, float]:
     """Find the scale of the outputs' variances with the least negative log-likelihood.
@@ -75,7 +77,7 @@ def fit_variance_scale(
         val_loader: Batches of (inputs, targets) that were not trained on; with `per_layer` all of them are kept.
         how: The predictor.
         per_layer: Whether each layer with Gaussian weights has a scale.
-        num_samples: As in `predict`.
+        num_draws: As in `predict`.
         seed: As in `predict`.
 
     Returns:
@@ -111,7 +113,7 @@ def fit_variance_scale(
             raise ValueError("The validation loader gave no batch. Check its data set and sampler.")
 
         def nll(moments: Found) -> float:
-            return _nll(posterior.likelihood, moments, num_samples, seed)
+            return _nll(posterior.likelihood, moments, num_draws, seed)
 
         scale: float | dict[str, float]
         if per_layer:
@@ -186,10 +188,10 @@ def _spread(one: OutputMoments) -> Tensor:
     return found
 
 
-def _nll(likelihood: Likelihood, found: Found, num_samples: int | None, seed: int) -> float:
+def _nll(likelihood: Likelihood, found: Found, num_draws: int | None, seed: int) -> float:
     total, count = 0.0, 0.0
     for moments, targets in found:
-        prediction = prediction_of(likelihood, moments, num_samples=num_samples, seed=seed)
+        prediction = prediction_of(likelihood, moments, num_draws=num_draws, seed=seed)
         part, number = likelihood.total_nll(prediction.log_prob(likelihood.marked(targets)), targets)
         total, count = total + part.item(), count + number.item()
     return total / max(count, 1.0)

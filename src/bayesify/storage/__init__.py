@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesify._core.deprecation import with_new_keys
 from bayesify._core.files import FileError, check_values, digest, fingerprint
 from bayesify._core.values import fits, misfits
 from bayesify.conversion import build
 from bayesify.laws import Law, MemberLaw, Posterior, law_class, require_posterior
 from bayesify.laws.members import rebase
 from bayesify.likelihoods import Likelihood, likelihood_from_dict
-from bayesify.methods import method_from_dict, methods
+from bayesify.methods import list_methods, method_from_dict
 from bayesify.selection import Conversion, ConversionRow, Selection, select_parameters
 from bayesify.storage.probe import check_probe, check_rates, drop_rates, make_probe
 from bayesify.storage.sizes import fitted_to
@@ -262,11 +263,12 @@ class _Made:
 def _maker(values: dict[str, Any], where: str) -> Any:
     """Return the method, or the maker of a law, that a configuration names."""
     name = values.get("name")
-    kind = law_class(name) if isinstance(name, str) and name not in methods() else None
+    kind = law_class(name) if isinstance(name, str) and name not in list_methods() else None
     if kind is None:
         return method_from_dict(values)
     if values.get("version") != 1:
         raise ValueError(f"{where} has version {values.get('version')!r} of {name!r}, and this bayesify knows 1.")
+    values = with_new_keys(values, kind.old_settings)
     wrong = [key for key, type_ in kind.settings.items() if not fits(values.get(key), type_)]
     if wrong:
         raise FileError(f"{where} has settings of {name!r} that are missing or cannot be: {wrong}. Save it again.")

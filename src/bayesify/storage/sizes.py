@@ -34,7 +34,7 @@ def fitted_to(method: Any, shapes: Shapes, where: str) -> Any:
             )
     if method.name == "apd":
         # What it was learned with is not in the file, and room for it would be made only to be left behind.
-        return dataclasses.replace(method, num_samples=1, chains=1)
+        return dataclasses.replace(method, samples_per_chain=1, chains=1)
     return method
 
 
@@ -47,10 +47,14 @@ def _sizes(method: Any, shapes: Shapes) -> Iterator[tuple[str, Any, Any]]:
         yield "members", settings["members"], _count(shapes, "members")
     if method.name == "sgld":
         yield "chains", settings["chains"], _first(shapes, "counts")
-        yield "chains x num_samples", settings["chains"] * settings["num_samples"], _first(shapes, "samples")
+        yield (
+            "chains x samples_per_chain",
+            settings["chains"] * settings["samples_per_chain"],
+            _first(shapes, "samples"),
+        )
     if method.name == "bank":
         yield "chains", settings["chains"], _first(shapes, "counts")
-        yield "num_samples", settings["num_samples"], _first(shapes, "samples")
+        yield "bank_size", settings["bank_size"], _first(shapes, "samples")
     if method.name in ("apd", "generator"):
         inputs = [shape[1] for name, shape in shapes.items() if name.startswith("generator.") and len(shape) == 2]
         yield "latent and hidden", sorted((settings["latent"], *settings["hidden"])), sorted(inputs)
@@ -61,8 +65,8 @@ def _sizes(method: Any, shapes: Shapes) -> Iterator[tuple[str, Any, Any]]:
     if method.name == "mixture":
         yield "components", settings["components"], _first(shapes, "shares")
     statistics = [shape[0] for name, shape in shapes.items() if name.startswith("statistics.") and shape]
-    if "num_draws" in settings and statistics:
-        yield "num_draws", settings["num_draws"], statistics[0] - 1
+    if "num_bn_draws" in settings and statistics:
+        yield "num_bn_draws", settings["num_bn_draws"], statistics[0] - 1
 
 
 def _first(shapes: Shapes, name: str) -> int | None:

@@ -18,21 +18,21 @@ def classification(name="plain", *, noise=0.0, sharpness=1.0, examples=80, cost=
     generator = torch.Generator().manual_seed(seed)
     targets = torch.randint(5, (examples,), generator=generator)
     logits = 3 * nn.functional.one_hot(targets, 5) + torch.randn(examples, 5, generator=generator)
-    foreign = torch.randn(40, 5, generator=generator)
+    ood = torch.randn(40, 5, generator=generator)
     result = evaluate(
-        convert(nn.Identity(), "map"), [(sharpness * logits, targets)], foreign={"far & wide": sharpness * foreign}
+        convert(nn.Identity(), "map"), [(sharpness * logits, targets)], ood={"far & wide": sharpness * ood}
     )
-    prediction, outside = result.prediction, result.foreign
+    prediction, outside = result.prediction, result.ood
     if noise:
         shake = noise * torch.randn(10, 1, 5, generator=generator)
         prediction = Categorical().from_samples(sharpness * logits + shake)
-        outside = {"far & wide": Categorical().from_samples(sharpness * foreign + 2 * shake)}
+        outside = {"far & wide": Categorical().from_samples(sharpness * ood + 2 * shake)}
     rows = (ConversionRow("conv<1>", "Conv2d", 1280, bool(noise), f"why {NASTY}"),)
     return replace(
         result,
         name=name,
         prediction=prediction,
-        foreign=outside,
+        ood=outside,
         cost=cost or Cost(),
         conversion=Conversion(rows),
     )
@@ -44,7 +44,7 @@ def regression(name="plain", *, noise_std=0.5, spread=0.0, examples=60):
     mean = torch.randn(examples, 1, generator=generator)
     targets = mean[:, 0] + 0.5 * torch.randn(examples, generator=generator)
     result = evaluate(
-        convert(nn.Identity(), "map", likelihood=Gaussian(noise_std)), [(mean, targets)], foreign={"far": mean + 9}
+        convert(nn.Identity(), "map", likelihood=Gaussian(noise_std)), [(mean, targets)], ood={"far": mean + 9}
     )
     if spread:
         result = replace(result, prediction=replace(result.prediction, epistemic=mean[:, 0].abs() * spread))

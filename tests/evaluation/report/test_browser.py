@@ -64,7 +64,7 @@ def report(kind, folder):
             classification(f"{long} {NASTY}", noise=1.0, cost=Cost(2.0, 20.0)),
             *(classification(f"method-{index}" * 6, noise=0.3 * index) for index in range(1, 3)),
         ]
-        images = {"images": torch.rand(80, 1, 8, 8), "foreign_images": {"far & wide": torch.rand(40, 1, 8, 8)}}
+        images = {"images": torch.rand(80, 1, 8, 8), "ood_images": {"far & wide": torch.rand(40, 1, 8, 8)}}
         path = write_report(evaluations, folder / "report.html", class_names=[NASTY, "b" * 60, "c", "d", "e"], **images)
     return path.read_text(encoding="utf-8").replace("<details>", "<details open>")
 

@@ -30,7 +30,7 @@ def page(tmp_path_factory):
         title=f"Title {NASTY}",
         images=torch.rand(80, 3, 8, 8),
         class_names=["a", "b", NASTY, "d", "e"],
-        foreign_images={"far & wide": torch.rand(40, 3, 8, 8)},
+        ood_images={"far & wide": torch.rand(40, 3, 8, 8)},
         notes=["First note.", f"Second {NASTY}"],
     )
     return Page(path.read_text(encoding="utf-8"))
@@ -45,7 +45,7 @@ def test_every_section_is_there(page):
 
 def test_nothing_is_loaded_and_nothing_runs(page):
     assert all(link.startswith(("#", "data:")) for link in page.links)
-    assert not {"script", "iframe", "object", "embed", "foreignobject"} & {tag for tag, _ in page.tags}
+    assert not {"script", "iframe", "object", "embed", "oodobject"} & {tag for tag, _ in page.tags}
     assert not any(name.startswith("on") for _, values in page.tags for name in values)
     style = [values.get("style") or "" for _, values in page.tags]
     assert not any("url(" in text.replace("url(#", "") for text in style)
@@ -112,8 +112,8 @@ def test_settings_of_figures_stay_inside(tmp_path):
     assert dict(matplotlib.rcParams) == before
 
 
-def test_without_foreign_sets_and_costs_right_and_wrong_are_told_apart(tmp_path):
-    evaluations = [replace(e, foreign={}, cost=Cost(), conversion=None) for e in comparison()]
+def test_without_ood_sets_and_costs_right_and_wrong_are_told_apart(tmp_path):
+    evaluations = [replace(e, ood={}, cost=Cost(), conversion=None) for e in comparison()]
     page = Page(write_report(evaluations, tmp_path / "r.html").read_text(encoding="utf-8"))
     sections = [values["id"] for tag, values in page.tags if tag == "section"]
     assert sections == ["comparison", "reliability", "histograms", "risk-coverage", "conversion"]
@@ -121,14 +121,12 @@ def test_without_foreign_sets_and_costs_right_and_wrong_are_told_apart(tmp_path)
     assert "not recorded" in page.text
 
 
-def test_a_foreign_set_keeps_its_look_where_others_are_missing(tmp_path):
+def test_a_ood_set_keeps_its_look_where_others_are_missing(tmp_path):
     full = classification("full", noise=1.0)
-    (foreign,) = full.foreign.values()
-    both = replace(full, foreign={"test": foreign, "far": foreign})
-    page = Page(
-        write_report([both, replace(full, name="half", foreign={"far": foreign})], tmp_path / "r.html").read_text()
-    )
-    # Outlines of histograms have sharp corners; "far" has the second colour of the foreign sets in all of them.
+    (ood,) = full.ood.values()
+    both = replace(full, ood={"test": ood, "far": ood})
+    page = Page(write_report([both, replace(full, name="half", ood={"far": ood})], tmp_path / "r.html").read_text())
+    # Outlines of histograms have sharp corners; "far" has the second colour of the OOD sets in all of them.
     styles = [values.get("style", "") for tag, values in page.tags if tag == "path"]
     assert sum("#e69f00" in style and "miter" in style for style in styles) == 1 + 2 + 2  # legend, total, epistemic
 
@@ -161,8 +159,8 @@ def test_bad_input_gets_a_sentence(tmp_path):
         write_report([one], path, images=torch.rand(3, 1, 8, 8))
     with pytest.raises(ValueError, match=r"\(N, C, H, W\)"):
         write_report([one], path, images=torch.rand(80, 8, 8))
-    with pytest.raises(ValueError, match="foreign sets are"):
-        write_report([one], path, foreign_images={"near": torch.rand(40, 1, 8, 8)})
+    with pytest.raises(ValueError, match="OOD sets are"):
+        write_report([one], path, ood_images={"near": torch.rand(40, 1, 8, 8)})
     with pytest.raises(ValueError, match="5 classes and 2 class_names"):
         write_report([one], path, class_names=["a", "b"])
     assert not path.exists()

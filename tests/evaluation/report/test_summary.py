@@ -12,9 +12,7 @@ def with_metrics(evaluation, **metrics):
 
 def test_it_says_what_was_compared():
     first = summary([classification("a"), classification("b", noise=1.0)])[0]
-    assert first == (
-        "a and b were compared on 80 test examples of 5 classes, and on inputs foreign to the task: far & wide (40)."
-    )
+    assert first == ("a and b were compared on 80 test examples of 5 classes, and on OOD inputs: far & wide (40).")
 
 
 def test_many_names_are_left_to_the_table():
@@ -31,7 +29,7 @@ def test_it_is_honest_when_the_plain_network_wins():
     assert (
         "plain is the best calibrated: the confidence is off by 1.0 percentage points on average (ECE 0.010)." in text
     )
-    assert "noisy recognises far & wide as foreign best, by total uncertainty (AUROC 0.900)." in text
+    assert "noisy recognises far & wide as OOD best, by total uncertainty (AUROC 0.900)." in text
     assert text[-1] == (
         "In the quality of probabilities and calibration, no Bayesian method improved on a single network without "
         "randomness."
@@ -50,10 +48,10 @@ def test_equals_share_the_praise():
 def test_the_better_of_both_uncertainties_is_named():
     keys = {"auroc/far & wide": 0.8, "auroc-epistemic/far & wide": 0.95}
     text = " ".join(summary([classification("a"), with_metrics(classification("b", noise=1.0), **keys)]))
-    assert "b recognises far & wide as foreign best, by epistemic uncertainty (AUROC 0.950)." in text
+    assert "b recognises far & wide as OOD best, by epistemic uncertainty (AUROC 0.950)." in text
 
 
-def test_it_says_when_nothing_detects_the_foreign_set():
+def test_it_says_when_nothing_detects_the_ood_set():
     keys = {"auroc/far & wide": 0.52, "auroc-epistemic/far & wide": 0.5}
     text = " ".join(summary([with_metrics(classification("a"), **keys)]))
     assert "Nothing here tells far & wide from the test examples: the best AUROC is 0.520" in text

@@ -3,13 +3,13 @@
 import copy
 
 import torch
+from bayesify.laws.noise import BatchDim
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from bayesify.laws.gaussian import functions
 from bayesify.laws.gaussian.kernels import kernel_of
 from bayesify.laws.gaussian.site import Pass, Site
-from bayesify.laws.noise import BatchDim
 
 SEED = 5
 

@@ -241,7 +241,7 @@ def test_a_frozen_weight_beside_a_random_bias(layer: str, noise: str):
     torch.manual_seed(0)
     made = {"linear": nn.Linear(3, 2), "conv": nn.Conv1d(3, 2, 2), "norm": nn.BatchNorm1d(3)}[layer].double().eval()
     made.weight.requires_grad_(False)
-    posterior = bayesify.convert(made, BayesAdapter(start_std=(0.1, 0.2), noise=noise))
+    posterior = bayesify.convert(made, BayesAdapter(start_std=(0.1, 0.2), estimator=noise))
     assert posterior.names == ["bias"]
     x = torch.randn(6, 3, dtype=torch.float64) if layer == "linear" else torch.randn(6, 3, 4, dtype=torch.float64)
     change = posterior(x) - made(x)

@@ -38,7 +38,7 @@ def test_passes_of_any_two_kinds_share_a_graph(norm: str, noise: str):
     """Consistency losses and distillation to the mean take such; an update of running statistics must not count."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(4, 6), NORMS[norm](), nn.ReLU(), nn.Linear(6, 3))
-    posterior = bayesify.convert(network, BayesAdapter(noise=noise, start_std=(0.1, 0.2))).train()
+    posterior = bayesify.convert(network, BayesAdapter(estimator=noise, start_std=(0.1, 0.2))).train()
     inputs = [torch.randn(5, 4) for _ in range(2)]
     start = {name: buffer.clone() for name, buffer in posterior.named_buffers()}
     for kinds in itertools.product(KINDS, repeat=2):

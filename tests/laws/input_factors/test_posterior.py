@@ -149,7 +149,7 @@ def test_draws_are_of_components_and_have_their_law():
 
 def test_five_draws_of_each_component_by_default():
     made = posterior(components=4)
-    assert made.default_samples == 20
+    assert made.default_draws == 20
     assert Counter(key.member for key in made.keys(None, seed=0)) == dict.fromkeys(range(4), 5)
     assert sorted(Counter(key.member for key in made.keys(6, seed=0)).values()) == [1, 1, 2, 2]
 

@@ -1,4 +1,4 @@
-"""The whole path on real data, small: chains on digits, a generator from their samples, and foreign inputs."""
+"""The whole path on real data, small: chains on digits, a generator from their samples, and OOD inputs."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def made() -> dict[str, bayesify.Posterior]:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(64, 30), nn.ReLU(), nn.Linear(30, 10))
     # The prior relaxes in 2 n prior_std^2/lr = 290 steps, of which the burn-in has 330.
-    method = SGLD(epochs=60, lr=0.3, prior_std=0.2, num_samples=150, start="reset")
+    method = SGLD(epochs=60, lr=0.3, prior_std=0.2, samples_per_chain=150, start="reset")
     bank = bayesify.convert(network, method)
     data = DataLoader(TensorDataset(flat(train.inputs), train.targets), 100, shuffle=True)
     bayesify.fit(bank, data, progress=False, accuracy_tolerance=1)
@@ -34,9 +34,9 @@ def flat(images: torch.Tensor) -> torch.Tensor:
 def figures(posterior: bayesify.Posterior) -> tuple[float, float]:
     """Return accuracy, and the AUROC by mutual information of photographs multiplied by five."""
     test = read_digits("test")
-    prediction = bayesify.predict(posterior, flat(test.inputs), num_samples=100, seed=0)
-    foreign = {"photos": flat(photo_patches(200, seed=0))}
-    table = anomaly_table(posterior, flat(test.inputs), foreign, factor=5.0, bounds=(-1.0, 1.0), num_samples=100)
+    prediction = bayesify.predict(posterior, flat(test.inputs), num_draws=100, seed=0)
+    ood = {"photos": flat(photo_patches(200, seed=0))}
+    table = anomaly_table(posterior, flat(test.inputs), ood, factor=5.0, bounds=(-1.0, 1.0), num_draws=100)
     return measure.accuracy(prediction.probs, test.targets), table["photos"]["BALD"].auroc
 
 

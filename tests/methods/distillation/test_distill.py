@@ -15,7 +15,7 @@ from bayesify.methods import Bank
 from bayesify.methods.distillation import agreement
 
 ALL = ["wgan-gp", "wgan", "gan", "pca", "mixture", "swag"]
-QUICK = {"steps": 5, "hidden": (8, 8), "latent": 3, "components": 2, "num_draws": 4, "batch": 16, "progress": False}
+QUICK = {"steps": 5, "hidden": (8, 8), "latent": 3, "components": 2, "num_bn_draws": 4, "batch": 16, "progress": False}
 
 
 def mlp(batch_norm: bool = False) -> nn.Module:
@@ -26,7 +26,7 @@ def mlp(batch_norm: bool = False) -> nn.Module:
 
 def bank(size: int = 40) -> Posterior:
     """Two groups of networks, each with noise of rank two and a little of its own."""
-    made = bayesify.convert(mlp(), Bank(num_samples=size))
+    made = bayesify.convert(mlp(), Bank(bank_size=size))
     torch.manual_seed(1)
     columns = made.samples.shape[1]
     centres, directions = torch.randn(2, columns), 0.3 * torch.randn(2, columns)
@@ -41,14 +41,14 @@ X = torch.randn(20, 4)
 @pytest.mark.parametrize("how", ALL)
 def test_a_distilled_posterior_is_a_posterior(how: str, tmp_path: Path):
     posterior = distill(bank(), how, **QUICK)
-    prediction = bayesify.predict(posterior, X, num_samples=6, seed=0)
+    prediction = bayesify.predict(posterior, X, num_draws=6, seed=0)
     assert (prediction.epistemic > 0).any()
     draw = posterior.draw(3)
     torch.testing.assert_close(draw(X)[:5], draw(X[:5]))
     bayesify.save(posterior, tmp_path / "made")
     loaded = bayesify.load(tmp_path / "made", mlp())
     assert loaded.method == posterior.method
-    assert torch.equal(bayesify.predict(loaded, X, num_samples=6, seed=0).probs, prediction.probs)
+    assert torch.equal(bayesify.predict(loaded, X, num_draws=6, seed=0).probs, prediction.probs)
     with posterior.mean():
         assert posterior(X).isfinite().all()
     again = sample_bank(posterior, 7)
@@ -132,7 +132,7 @@ def test_distillation_comes_near_the_bank_and_stops():
     best = min(found, key=lambda step: found[step].total)
     assert max(found) - best <= 3 * 50
     assert found[best].total < 0.5 * found[50].total or best == 50
-    now = agreement(posterior, bayesify.predict(source, X, seed=0), X, num_samples=50)
+    now = agreement(posterior, bayesify.predict(source, X, seed=0), X, num_draws=50)
     assert now == found[best], "the best generator is the one that is returned"
     point = bayesify.predict(sample_bank(source, 1), X)
     worse = agreement(sample_bank(source, 1), bayesify.predict(source, X, seed=0), X)
@@ -151,15 +151,15 @@ def test_agreement_of_a_posterior_with_itself():
 def test_batch_normalisation(how: str):
     torch.manual_seed(1)
     data = DataLoader(TensorDataset(torch.randn(16, 4), torch.arange(16) % 3), batch_size=8)
-    posterior = bayesify.convert(mlp(batch_norm=True), SWAG(rank=2, epochs=3, num_draws=6, lr=0.1))
+    posterior = bayesify.convert(mlp(batch_norm=True), SWAG(rank=2, epochs=3, num_bn_draws=6, lr=0.1))
     bayesify.fit(posterior, data, progress=False, accuracy_tolerance=1)
     source = sample_bank(posterior.eval(), 6)
     with pytest.raises(ValueError, match="loader="):
         distill(source, how, **QUICK)
     made = distill(source, how, loader=data, **QUICK)
-    assert bayesify.predict(made, X, num_samples=4, seed=0).probs.isfinite().all()
+    assert bayesify.predict(made, X, num_draws=4, seed=0).probs.isfinite().all()
     with pytest.raises(ValueError, match="4"):
-        bayesify.predict(made, X, num_samples=5, seed=0)
+        bayesify.predict(made, X, num_draws=5, seed=0)
 
 
 def test_an_ensemble_can_be_distilled():
@@ -171,7 +171,7 @@ def test_an_ensemble_can_be_distilled():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"how": "vae"}, "how must be one of"),
+        ({"algorithm": "vae"}, "algorithm must be one of"),
         ({"hidden": ()}, "hidden layer"),
         ({"steps": 0}, "at least 1"),
     ],

@@ -73,8 +73,8 @@ def test_drawn_outputs():
     torch.manual_seed(0)
     posterior = gaussian(NETWORKS["mlp"][0]())
     closed = predict(posterior, X, how="linearised")
-    drawn = predict(posterior, X, how="linearised", num_samples=4000, seed=0)
-    again = predict(posterior, X, how="linearised", num_samples=4000, seed=0, chunk_size=2)
+    drawn = predict(posterior, X, how="linearised", num_draws=4000, seed=0)
+    again = predict(posterior, X, how="linearised", num_draws=4000, seed=0, chunk_size=2)
     torch.testing.assert_close(drawn.probs, again.probs, **EXACT)
     variances = independent_variances(closed.logits_variance)
     generator = torch.Generator().manual_seed(5)
@@ -107,7 +107,7 @@ def test_members_are_a_mixture():
 
 def test_an_ensemble_is_what_sampling_says():
     posterior = convert(mlp(), DeepEnsemble(members=3, start="perturbed"))
-    sampled, closed = predict(posterior, X, num_samples=3, seed=0), predict(posterior, X, how="linearised")
+    sampled, closed = predict(posterior, X, num_draws=3, seed=0), predict(posterior, X, how="linearised")
     for field in ("probs", "aleatoric", "epistemic", "model_variance", "variation_ratio", "logits_variance"):
         torch.testing.assert_close(getattr(closed, field), getattr(sampled, field), **EXACT)
 
@@ -116,7 +116,7 @@ def test_regression_mixture():
     def moments(mean, variance):
         return OutputMoments(torch.tensor([[mean]]), torch.tensor([[variance]]), "")
 
-    found = prediction_of(Gaussian(1.0), [moments(0.0, 2.0), moments(4.0, 6.0)], num_samples=None, seed=0)
+    found = prediction_of(Gaussian(1.0), [moments(0.0, 2.0), moments(4.0, 6.0)], num_draws=None, seed=0)
     assert (found.mean.item(), found.epistemic.item(), found.aleatoric.item()) == (2.0, 8.0, 1.0)
 
 
@@ -142,7 +142,7 @@ def test_refusals():
     for options, message in [
         ({"keep_samples": True}, "has no draws to keep"),
         ({"output": "features"}, "predicts outputs, not features"),
-        ({"num_samples": 0}, "num_samples must be"),
+        ({"num_draws": 0}, "num_draws must be"),
         ({"variance_scale": -1.0}, "variance_scale must be"),
     ]:
         with pytest.raises(ValueError, match=message):

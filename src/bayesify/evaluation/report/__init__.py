@@ -5,16 +5,18 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bayesify._core.deprecation import renamed
 from bayesify._core.files import write_atomically
 from bayesify._core.optional import require
 from bayesify.evaluation.checking import Check
-from bayesify.evaluation.comparison import FIT_UNITS, Column, check_comparable, columns, foreign_names
+from bayesify.evaluation.comparison import FIT_UNITS, Column, check_comparable, columns, ood_names
 from bayesify.evaluation.evaluation import Evaluation
 from bayesify.evaluation.report._checks import check_rows
 from bayesify.evaluation.report._components import plot_components
@@ -26,6 +28,7 @@ from bayesify.evaluation.report._svg import SETTINGS
 __all__ = ["plot_components", "write_report"]
 
 
+@renamed(foreign_images="ood_images")
 def write_report(
     evaluations: Sequence[Evaluation],
     path: str | Path,
@@ -33,7 +36,7 @@ def write_report(
     title: str = "How sure is it, and should it be?",
     images: Tensor | None = None,
     class_names: Sequence[str] | None = None,
-    foreign_images: Mapping[str, Tensor] | None = None,
+    ood_images: Mapping[str, Tensor] | None = None,
     notes: str | Sequence[str] = (),
     checks: Mapping[str, Check] | None = None,
 ) -> Path:
@@ -48,7 +51,7 @@ def write_report(
         title: The heading.
         images: Test images (N, C, H, W) in the order of the first evaluation's examples.
         class_names: What to call the classes.
-        foreign_images: Images of foreign sets, by their names in the evaluations.
+        ood_images: Images of OOD sets, by their names in the evaluations.
         notes: Paragraphs to print under the summary.
         checks: What `bayesify.check` found about predictions without draws, by the names to show.
 
@@ -72,7 +75,7 @@ def write_report(
     check_comparable(evaluations)
     _check_names(evaluations, class_names)
     shown = choose(evaluations)
-    pictures = _galleries(shown, images, foreign_images or {}, class_names)
+    pictures = _galleries(shown, images, ood_images or {}, class_names)
     folder = resources.files("bayesify.evaluation.report")
     environment = jinja.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja.StrictUndefined
@@ -110,25 +113,23 @@ def _table(evaluations: Sequence[Evaluation]) -> dict[str, Any]:
         "titles": [column.title for column in found],
         "rows": [(e.name, cells) for e, *cells in zip(evaluations, *rows, strict=True)],
         "regression": not evaluations[0].prediction.classes,
-        "foreign": foreign_names(evaluations),
+        "ood": ood_names(evaluations),
     }
 
 
 def _galleries(
     shown: Evaluation,
     images: Tensor | None,
-    foreign_images: Mapping[str, Tensor],
+    ood_images: Mapping[str, Tensor],
     class_names: Sequence[str] | None,
 ) -> list[Gallery]:
     if images is not None:
         check_images(images, shown.prediction, "images")
-    for name, pictures in foreign_images.items():
-        if name not in shown.foreign:
-            raise ValueError(
-                f"foreign_images has {name!r}, but the evaluations' foreign sets are {list(shown.foreign)}."
-            )
-        check_images(pictures, shown.foreign[name], f"foreign_images[{name!r}]")
-    return galleries(shown, images, foreign_images, class_names)
+    for name, pictures in ood_images.items():
+        if name not in shown.ood:
+            raise ValueError(f"ood_images has {name!r}, but the evaluations' OOD sets are {list(shown.ood)}.")
+        check_images(pictures, shown.ood[name], f"ood_images[{name!r}]")
+    return galleries(shown, images, ood_images, class_names)
 
 
 def _check_names(evaluations: Sequence[Evaluation], class_names: Sequence[str] | None) -> None:
@@ -143,6 +144,4 @@ def _fit_unit(evaluations: Sequence[Evaluation]) -> str | None:
 
 
 def _versions() -> str:
-    from bayesify import __version__
-
-    return f"bayesify {__version__}, PyTorch {torch.__version__}, Python {platform.python_version()}"
+    return f"bayesify {version('bayesify')}, PyTorch {torch.__version__}, Python {platform.python_version()}"

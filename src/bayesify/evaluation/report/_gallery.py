@@ -61,7 +61,7 @@ def choose(evaluations: Sequence[Evaluation]) -> Evaluation:
         for e in evaluations
         if not e.deterministic
         and torch.equal(e.targets, first.targets)
-        and {name: len(p) for name, p in e.foreign.items()} == {name: len(p) for name, p in first.foreign.items()}
+        and {name: len(p) for name, p in e.ood.items()} == {name: len(p) for name, p in first.ood.items()}
     ]
     return min(aligned, key=lambda e: e.metrics.get("nll", float("inf"))) if aligned else first
 
@@ -69,7 +69,7 @@ def choose(evaluations: Sequence[Evaluation]) -> Evaluation:
 def galleries(
     evaluation: Evaluation,
     images: Tensor | None,
-    foreign_images: Mapping[str, Tensor],
+    ood_images: Mapping[str, Tensor],
     names: Sequence[str] | None,
 ) -> list[Gallery]:
     """Return the rows of thumbnails, ranked by the evaluation's score."""
@@ -80,11 +80,11 @@ def galleries(
         plan.append(
             ("Test images, least certain", images, evaluation.prediction, evaluation.targets, order.flip(0)[:SHOWN])
         )
-    for name, pictures in foreign_images.items():
-        prediction = evaluation.foreign[name]
+    for name, pictures in ood_images.items():
+        prediction = evaluation.ood[name]
         order = torch.argsort(prediction.score(evaluation.score), stable=True)
-        plan.append((f"Foreign ({name}), most suspicious", pictures, prediction, None, order.flip(0)[:SHOWN]))
-        plan.append((f"Foreign ({name}), least suspicious", pictures, prediction, None, order[:SHOWN]))
+        plan.append((f"OOD ({name}), most suspicious", pictures, prediction, None, order.flip(0)[:SHOWN]))
+        plan.append((f"OOD ({name}), least suspicious", pictures, prediction, None, order[:SHOWN]))
     shown = [prediction.score("total")[rows].max() for _, _, prediction, _, rows in plan]
     widest = float(torch.stack(shown).max()) if shown else 0.0
     return [

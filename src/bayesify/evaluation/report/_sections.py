@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from bayesify.evaluation.comparison import foreign_names
+from bayesify.evaluation.comparison import ood_names
 from bayesify.evaluation.evaluation import Evaluation
 from bayesify.evaluation.report import _summary
 from bayesify.evaluation.report._figures import (
@@ -80,7 +80,7 @@ def _reliability(evaluations: Sequence[Evaluation]) -> Section:
 
 
 def _histograms(evaluations: Sequence[Evaluation]) -> list[Section]:
-    names = foreign_names(evaluations)
+    names = ood_names(evaluations)
     if not evaluations[0].prediction.classes and not names:
         return []
     rows = {}
@@ -92,7 +92,7 @@ def _histograms(evaluations: Sequence[Evaluation]) -> list[Section]:
     note = f"No epistemic uncertainty, as nothing in them is random: {', '.join(silent)}."
     section = Section(
         key="histograms",
-        title="Does it notice what is foreign to it?" if names else "Is it unsure where it is wrong?",
+        title="Does it detect OOD inputs?" if names else "Is it unsure where it is wrong?",
         findings=_texts(*(_summary.detection(evaluations, name) for name in names)) + [note] * bool(silent),
         legend=_sets(["test", *names] if names else ["right", "wrong"]),
         rows=rows,
@@ -121,12 +121,12 @@ def _histogram_row(evaluations: Sequence[Evaluation], kind: str, names: Sequence
 
 
 def _groups(evaluation: Evaluation, kind: str, names: Sequence[str]) -> list[Tensor]:
-    """Return uncertainties on the test set and on each foreign set; without any, where it is right and wrong."""
-    prediction, targets, foreign = evaluation.prediction, evaluation.targets, evaluation.foreign
+    """Return uncertainties on the test set and on each OOD set; without any, where it is right and wrong."""
+    prediction, targets, ood = evaluation.prediction, evaluation.targets, evaluation.ood
     scores, correct = prediction.deviation(kind), prediction.correct(targets)
     if correct is not None and not names:
         return [scores[correct], scores[~correct & prediction.counted(targets)]]
-    return [scores, *(foreign[name].deviation(kind) if name in foreign else scores[:0] for name in names)]
+    return [scores, *(ood[name].deviation(kind) if name in ood else scores[:0] for name in names)]
 
 
 def _upper(values: Tensor) -> float:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bayesify.evaluation import measures
-from bayesify.evaluation.comparison import LEVEL, foreign_names
+from bayesify.evaluation.comparison import LEVEL, ood_names
 from bayesify.evaluation.evaluation import Evaluation, right_or_wrong
 from bayesify.evaluation.report._figures import priced
 from bayesify.likelihoods.prediction import ClassificationPrediction
@@ -33,7 +33,7 @@ def summary(evaluations: Sequence[Evaluation]) -> list[str]:
     findings = [
         quality(evaluations),
         calibration(evaluations) if first.prediction.classes else intervals(evaluations),
-        *(detection(evaluations, name) for name in foreign_names(evaluations)),
+        *(detection(evaluations, name) for name in ood_names(evaluations)),
     ]
     found = [finding for finding in findings if finding is not None]
     sentences = [_compared(evaluations), *(finding.text for finding in found)]
@@ -50,9 +50,9 @@ def _compared(evaluations: Sequence[Evaluation]) -> str:
     text += f" on {len(first):,} test examples"
     if first.classes:
         text += f" of {first.classes} classes"
-    sizes = {name: len(e.foreign[name]) for e in reversed(evaluations) for name in e.foreign}
-    foreign = [f"{name} ({sizes[name]:,})" for name in foreign_names(evaluations)]
-    return text + (f", and on inputs foreign to the task: {_listed(foreign)}." if foreign else ".")
+    sizes = {name: len(e.ood[name]) for e in reversed(evaluations) for name in e.ood}
+    ood = [f"{name} ({sizes[name]:,})" for name in ood_names(evaluations)]
+    return text + (f", and on OOD inputs: {_listed(ood)}." if ood else ".")
 
 
 def quality(evaluations: Sequence[Evaluation]) -> Finding | None:
@@ -81,7 +81,7 @@ def calibration(evaluations: Sequence[Evaluation]) -> Finding | None:
 
 
 def detection(evaluations: Sequence[Evaluation], name: str) -> Finding | None:
-    """Say who tells a foreign set best from the test set, and by which uncertainty."""
+    """Say who tells an OOD set best from the test set, and by which uncertainty."""
     keys = {f"auroc/{name}": evaluations[0].score, f"auroc-epistemic/{name}": "epistemic"}
     found = {key: _best(evaluations, key, highest=True) for key in keys}
     key = max(found, key=lambda key: found[key][1] if found[key][0] else -math.inf)
@@ -93,7 +93,7 @@ def detection(evaluations: Sequence[Evaluation], name: str) -> Finding | None:
         text = f"Nothing here tells {name} from the test examples: the best AUROC is {value:.3f}, and guessing has 0.5."
     else:
         best = " best" if len(evaluations) > 1 else ""
-        text = f"{_named(winners, 'recognises', 'recognise')} {name} as foreign{best}, {by}."
+        text = f"{_named(winners, 'recognises', 'recognise')} {name} as OOD{best}, {by}."
     return Finding(text, winners, f"the detection of {name}")
 
 

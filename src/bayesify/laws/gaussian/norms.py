@@ -51,7 +51,7 @@ def instance_norm(layer: Any, x: Tensor, visit: Visit) -> Tensor:
     if use_input and mean is not None and not without:
         own -= ood_entries(whole, visit.present.ood_rows, visit.present.rows)
     parts = [(whole, mean, var)] if own == len(whole) else [(whole[:own], mean, var), (whole[own:], None, None)]
-    # Foreign rows are normalised each by itself too, and enter no statistics.
+    # OOD rows are normalised each by itself too, and enter no statistics.
     y = torch.cat(
         [functional.instance_norm(x, m, v, None, None, use_input, momentum, layer.eps) for x, m, v in parts if len(x)]
     )

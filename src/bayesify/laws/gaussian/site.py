@@ -36,7 +36,7 @@ class Site:
 
 @dataclass
 class Visits:
-    """The visits of layers in one stochastic pass over a batch: a module that is called twice has the same noise in both calls.
+    """The visits of layers in one stochastic pass: a module that is called twice has the same noise in both calls.
 
     Attributes:
         rows: The number of examples.

@@ -176,19 +176,19 @@ class LaplaceLaw(Law):
         self.set_prior_precision(chosen)
 
     def choose_prior(
-        self, posterior: Posterior, val_loader: Iterable[Any], *, num_samples: int | None = None, seed: int = 0
+        self, posterior: Posterior, val_loader: Iterable[Any], *, num_draws: int | None = None, seed: int = 0
     ) -> None:
         """Set the prior precision to that of least validation NLL, without another pass over the training data.
 
         Args:
             posterior: The posterior of this law.
             val_loader: Batches of (inputs, targets) that were not trained on.
-            num_samples: How many draws, where there is no closed form; None takes the posterior's own number.
+            num_draws: How many draws, where there is no closed form; None takes the posterior's own number.
             seed: Of the draws.
         """
         from bayesify.laws.laplace.validation import choose_on_validation
 
-        choose_on_validation(posterior, val_loader, num_samples=num_samples, seed=seed)
+        choose_on_validation(posterior, val_loader, num_draws=num_draws, seed=seed)
 
     def _residuals(self) -> Residuals:
         return Residuals(self.square_sum.item(), self.targets.item(), self.power)

@@ -239,9 +239,7 @@ class LastLayerLaw(LaplaceLaw):
         return independent_variances(variance) if classes else variance
 
 
-def last_features(
-    posterior: Posterior, layer: str, inputs: Any, patch: Patch | None = None
-) -> tuple[Tensor, Tensor]:
+def last_features(posterior: Posterior, layer: str, inputs: Any, patch: Patch | None = None) -> tuple[Tensor, Tensor]:
     """Run the mean network once; return its outputs and the inputs of its last layer as (B, T, D).
 
     Args:

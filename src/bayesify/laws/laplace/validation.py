@@ -24,7 +24,7 @@ NEGLIGIBLE = 0.01  # the largest share of a variance that the data take away whe
 
 @torch.no_grad()
 def choose_on_validation(
-    posterior: Posterior, val_loader: Iterable[Any], *, num_samples: int | None = None, seed: int = 0
+    posterior: Posterior, val_loader: Iterable[Any], *, num_draws: int | None = None, seed: int = 0
 ) -> None:
     """Set the prior precisions to those of least validation NLL, one after another; never worse than the present.
 
@@ -34,7 +34,7 @@ def choose_on_validation(
     Args:
         posterior: With a curvature; it is changed in place.
         val_loader: Batches of (inputs, targets) that were not trained on.
-        num_samples: How many draws; None takes the posterior's own number.
+        num_draws: How many draws; None takes the posterior's own number.
         seed: Of the draws.
     """
     law = posterior.law
@@ -45,7 +45,7 @@ def choose_on_validation(
         loss = (
             _closed_form_nll(posterior, law, val_loader)
             if isinstance(law, LastLayerLaw)
-            else _sampled_nll(posterior, val_loader, num_samples, seed)
+            else _sampled_nll(posterior, val_loader, num_draws, seed)
         )
         _search(law, loss, exact)
 
@@ -112,13 +112,11 @@ def _closed_form_nll(posterior: Posterior, law: LastLayerLaw, loader: Iterable[A
     return nll
 
 
-def _sampled_nll(
-    posterior: Posterior, loader: Iterable[Any], num_samples: int | None, seed: int
-) -> Callable[[], float]:
+def _sampled_nll(posterior: Posterior, loader: Iterable[Any], num_draws: int | None, seed: int) -> Callable[[], float]:
     device = next(posterior.parameters()).device
     batches = [posterior.split_batch(to_device(batch, device)) for batch in loader]
     _require(batches)
-    keys = posterior.keys(num_samples, seed)
+    keys = posterior.keys(num_draws, seed)
 
     def nll() -> float:
         found = []

@@ -7,6 +7,7 @@ from typing import Any, Literal, cast
 
 import torch
 
+from bayesify._core.deprecation import renamed
 from bayesify._core.progress import bar
 from bayesify.laws import GeneratorLaw, Posterior
 from bayesify.methods.banks import inherit, require_bank
@@ -18,12 +19,13 @@ from bayesify.prediction import predict
 
 __all__ = ["Agreement", "agreement", "distill"]
 
-How = Literal["wgan-gp", "wgan", "gan", "pca", "mixture", "swag"]
+Algorithm = Literal["wgan-gp", "wgan", "gan", "pca", "mixture", "swag"]
 
 
+@renamed(how="algorithm", num_draws="num_bn_draws")
 def distill(
     bank: Posterior,
-    how: How = "wgan-gp",
+    algorithm: Algorithm = "wgan-gp",
     *,
     inputs: Any = None,
     loader: Iterable[Any] | None = None,
@@ -38,7 +40,7 @@ def distill(
     lr: float | None = None,
     check_steps: int = 250,
     patience: int = 6,
-    num_draws: int = 50,
+    num_bn_draws: int = 50,
     seed: int = 0,
     progress: bool = True,
 ) -> Posterior:
@@ -52,9 +54,9 @@ def distill(
 
     Args:
         bank: From `sample_bank`, or an SGLD posterior after `fit`.
-        how: "wgan-gp" (penalty at interpolates), "wgan" (clipped), "gan"; or a baseline: "pca" (a Gaussian of rank
-            `latent`), "mixture" (`components` diagonal Gaussians by EM; needs scikit-learn), "swag" (diagonal plus rank
-            `latent`, fitted to the samples; the diagonal alone, which streamlined prediction needs, if that is 0).
+        algorithm: "wgan-gp" (penalty at interpolates), "wgan" (clipped), "gan"; or a baseline: "pca" (a Gaussian of
+            rank `latent`), "mixture" (`components` diagonal Gaussians by EM; needs scikit-learn), "swag" (diagonal plus
+            rank `latent`, fitted to the samples; the diagonal alone, which streamlined prediction needs, if that is 0).
         inputs: Held-out inputs. If given, the predictions on them are compared with the bank's every `check_steps`
             steps, training stops after `patience` comparisons without a better one, and the best generator is taken.
         loader: Training batches, which networks with batch normalisation need for their statistics.
@@ -71,7 +73,7 @@ def distill(
         lr: None takes 5e-4 for "wgan-gp", and those of the paper's code for the other two.
         check_steps: Generator steps between comparisons.
         patience: Comparisons without a better one, before training stops.
-        num_draws: For networks with batch normalisation: how many draws get statistics.
+        num_bn_draws: For networks with batch normalisation: how many draws get statistics.
         seed: Of everything random.
         progress: Whether to show a progress bar.
 
@@ -83,27 +85,27 @@ def distill(
         >>> from torch import nn
         >>> bank = sample_bank(ensemble([nn.Linear(2, 3) for _ in range(8)]), 8)
         >>> posterior = distill(bank, latent=4, hidden=(8,), steps=3, progress=False)
-        >>> predict(posterior, torch.ones(1, 2), num_samples=30).probs.shape
+        >>> predict(posterior, torch.ones(1, 2), num_draws=30).probs.shape
         torch.Size([1, 3])
     """
     law = require_bank(bank, "distill takes a bank")
-    _check(bank, how, hidden, latent, steps, loader)
+    _check(bank, algorithm, hidden, latent, steps, loader)
     samples = law.samples[law.rows].to(torch.promote_types(law.samples.dtype, torch.float32))
     agreements: dict[int, Agreement] = {}
-    if how == "swag":
-        made = fit_swag(bank, samples, latent, num_draws)
-    elif how == "mixture":
-        made = fit_mixture(bank, samples, components, num_draws, seed)
-    elif how == "pca":
-        made = fit_pca(bank, samples, latent, num_draws, residual=residual)
+    if algorithm == "swag":
+        made = fit_swag(bank, samples, latent, num_bn_draws)
+    elif algorithm == "mixture":
+        made = fit_mixture(bank, samples, components, num_bn_draws, seed)
+    elif algorithm == "pca":
+        made = fit_pca(bank, samples, latent, num_bn_draws, residual=residual)
     else:
-        made = make_generator_posterior(bank, how, latent, hidden, num_draws, residual=residual).eval()
+        made = make_generator_posterior(bank, algorithm, latent, hidden, num_bn_draws, residual=residual).eval()
         reduction = reduce_samples(samples, rank or hidden[-1])
         if residual:
             cast(GeneratorLaw, made.law).residual_std.copy_(reduction.residual_variance.sqrt())
         random = torch.Generator(device=samples.device).manual_seed(seed)
         players = make_players(reduction.coordinates.shape[1], latent, hidden, samples, random)
-        game = Game(*players, kind=how, batch=batch, critic_steps=critic_steps, lr=lr, random=random)
+        game = Game(*players, kind=algorithm, batch=batch, critic_steps=critic_steps, lr=lr, random=random)
         agreements = _play(game, made, reduction, bank, inputs, loader, steps, check_steps, patience, progress)
     inherit(made, bank)
     made.eval()
@@ -139,7 +141,7 @@ def _play(
         fold_generator(game.generator, reduction, generator)
         if loader is not None:
             posterior.refresh_statistics(loader, max_batches=10)
-        found[step] = agreement(posterior, reference, inputs, num_samples=number)
+        found[step] = agreement(posterior, reference, inputs, num_draws=number)
         if best is None or found[step].total < best[0]:
             state = {name: tensor.clone() for name, tensor in game.generator.state_dict().items()}
             best = (found[step].total, step, state)
@@ -152,15 +154,20 @@ def _play(
 
 
 def _check(
-    bank: Posterior, how: str, hidden: tuple[int, ...], latent: int, steps: int, loader: Iterable[Any] | None
+    bank: Posterior, algorithm: str, hidden: tuple[int, ...], latent: int, steps: int, loader: Iterable[Any] | None
 ) -> None:
     count = len(require_bank(bank, ""))
-    kinds = How.__args__  # type: ignore[attr-defined]
-    if how not in kinds:
-        raise ValueError(f"how must be one of {list(kinds)}, but it is {how!r}.")
+    kinds = Algorithm.__args__  # type: ignore[attr-defined]
+    if algorithm not in kinds:
+        raise ValueError(f"algorithm must be one of {list(kinds)}, but it is {algorithm!r}.")
     if count < 2:
         raise ValueError(f"The bank has {count} samples, and a distribution needs at least two. Fit it first.")
-    if latent < (how != "swag") or steps < 1 or (not hidden and how != "pca") or any(size < 1 for size in hidden):
+    if (
+        latent < (algorithm != "swag")
+        or steps < 1
+        or (not hidden and algorithm != "pca")
+        or any(size < 1 for size in hidden)
+    ):
         raise ValueError("latent, steps and every hidden size must be at least 1, and there must be a hidden layer.")
     if bank.statistics is not None and loader is None:
         raise ValueError("The network has batch normalisation, whose statistics need training data: pass loader=...")

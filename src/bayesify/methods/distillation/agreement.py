@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from bayesify._core.deprecation import renamed
 from bayesify.laws import Posterior
 from bayesify.likelihoods.prediction import ClassificationPrediction, Prediction
 from bayesify.prediction import predict
@@ -33,11 +34,12 @@ class Agreement:
         return self.divergence + self.epistemic_error
 
 
+@renamed(num_samples="num_draws")
 def agreement(
-    posterior: Posterior, reference: Prediction, inputs: Any, *, num_samples: int | None = None, seed: int = 0
+    posterior: Posterior, reference: Prediction, inputs: Any, *, num_draws: int | None = None, seed: int = 0
 ) -> Agreement:
     """Compare a posterior's predictions with a reference's on the same inputs."""
-    found = predict(posterior, inputs, num_samples=num_samples, seed=seed)
+    found = predict(posterior, inputs, num_draws=num_draws, seed=seed)
     if type(found) is not type(reference):
         raise TypeError(f"A {type(found).__name__} cannot agree with a {type(reference).__name__}.")
     error = (reference.score("epistemic") - found.score("epistemic")).abs()

@@ -16,13 +16,13 @@ __all__ = ["fit_mixture", "fit_pca", "fit_swag", "make_generator_posterior"]
 
 
 def make_generator_posterior(
-    bank: Posterior, how: str, latent: int, hidden: tuple[int, ...], num_draws: int, *, residual: bool
+    bank: Posterior, algorithm: str, latent: int, hidden: tuple[int, ...], num_bn_draws: int, *, residual: bool
 ) -> Posterior:
     """Return a generator over a bank's weights that has learned nothing."""
     network = bank.plain_network()
     law = GeneratorLaw(
-        network, names=bank.law.names, latent=latent, hidden=hidden, num_bn_draws=num_draws, residual=residual,
-        algorithm=how, source=source_of(bank),
+        network, names=bank.law.names, latent=latent, hidden=hidden, num_bn_draws=num_bn_draws, residual=residual,
+        algorithm=algorithm, source=source_of(bank),
     )  # fmt: skip
     posterior = Posterior(network, law)
     inherit(posterior, bank)
@@ -30,18 +30,18 @@ def make_generator_posterior(
 
 
 @torch.no_grad()
-def fit_pca(bank: Posterior, samples: Tensor, rank: int, num_draws: int, *, residual: bool) -> Posterior:
+def fit_pca(bank: Posterior, samples: Tensor, rank: int, num_bn_draws: int, *, residual: bool) -> Posterior:
     """Return the Gaussian w = mean + V S z with the samples' first principal axes V and standard deviations S.
 
     Args:
         bank: Where the samples are from.
         samples: (M, D).
         rank: How many axes.
-        num_draws: For networks with batch normalisation.
+        num_bn_draws: For networks with batch normalisation.
         residual: Whether each weight's variance along other axes is added as independent noise.
     """
     reduction = reduce_samples(samples, rank)
-    posterior = make_generator_posterior(bank, "pca", min(rank, len(samples) - 1), (), num_draws, residual=residual)
+    posterior = make_generator_posterior(bank, "pca", min(rank, len(samples) - 1), (), num_bn_draws, residual=residual)
     law = cast(GeneratorLaw, posterior.law)
     into = law.generator[-1]
     assert isinstance(into, nn.Linear)
@@ -54,17 +54,17 @@ def fit_pca(bank: Posterior, samples: Tensor, rank: int, num_draws: int, *, resi
     return posterior
 
 
-def fit_mixture(bank: Posterior, samples: Tensor, components: int, num_draws: int, seed: int) -> Posterior:
+def fit_mixture(bank: Posterior, samples: Tensor, components: int, num_bn_draws: int, seed: int) -> Posterior:
     """Return a mixture of diagonal Gaussians, fitted by expectation maximisation."""
     try:
         from sklearn.mixture import GaussianMixture
     except ImportError as error:
-        raise ImportError("how='mixture' needs scikit-learn: pip install 'bayesify[demo]'.") from error
+        raise ImportError("algorithm='mixture' needs scikit-learn: pip install 'bayesify[demo]'.") from error
     if not 1 <= components <= len(samples):
         raise ValueError(f"A mixture of {components} components needs as many samples, and there are {len(samples)}.")
     network = bank.plain_network()
     law = GaussianMixtureLaw(
-        network, names=bank.law.names, components=components, num_bn_draws=num_draws, source=source_of(bank)
+        network, names=bank.law.names, components=components, num_bn_draws=num_bn_draws, source=source_of(bank)
     )
     rows = samples.cpu().double().numpy()
     # A component of one sample must keep some width: a millionth of all weights' average variance.
@@ -77,17 +77,17 @@ def fit_mixture(bank: Posterior, samples: Tensor, components: int, num_draws: in
     return Posterior(network, law)
 
 
-def fit_swag(bank: Posterior, samples: Tensor, rank: int, num_draws: int) -> Posterior:
+def fit_swag(bank: Posterior, samples: Tensor, rank: int, num_bn_draws: int) -> Posterior:
     """Return SWAG with the samples as its snapshots; a rank of 0 is their means and variances alone."""
     converted = bank.conversion.converted if bank.conversion is not None else ()
     own = [name for name, p in bank.network.named_parameters() if name.rpartition(".")[0] in converted]
     if set(own) - set(bank.law.names) and bank.method is None:
         raise ValueError(
-            "SWAG holds all parameters of the layers it has, and this bank only some of theirs. Use how='pca'."
+            "SWAG holds all parameters of the layers it has, and this bank only some of theirs. Use algorithm='pca'."
         )
     network = bank.plain_network()
-    law = LowRankLaw(network, names=bank.law.names, rank=rank, scale=1.0, num_bn_draws=num_draws)
-    posterior = Posterior(network, law, method=SWAG(rank=rank, num_draws=num_draws))
+    law = LowRankLaw(network, names=bank.law.names, rank=rank, scale=1.0, num_bn_draws=num_bn_draws)
+    posterior = Posterior(network, law, method=SWAG(rank=rank, num_bn_draws=num_bn_draws))
     for row in samples:
         law.collect(row)
     return posterior

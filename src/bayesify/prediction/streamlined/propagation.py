@@ -78,9 +78,9 @@ class MomentsPass:
         if found.per_head and (found.attentions == 0 or found.projected < found.attentions):
             raise ValueError(
                 f"Streamlined(covariance='per-head') carried the covariances of {found.projected} of "
-                f"{found.attentions} attentions with random values. It needs nn.MultiheadAttention or scaled_dot_product_attention, with "
-                "values that are a linear layer's outputs, and a linear layer behind it. Use how='streamlined' or "
-                "how='linearised'."
+                f"{found.attentions} attentions with random values. It needs nn.MultiheadAttention or "
+                "scaled_dot_product_attention, with values that are a linear layer's outputs, and a linear layer "
+                "behind it. Use how='streamlined' or how='linearised'."
             )
 
     def _random(self, name: str) -> Moments:
