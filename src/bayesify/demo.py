@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from bayesify.cli._comparison import Comparison, Made, Task, compare, fit_method
-from bayesify.cli._report import with_report
 from bayesify.conversion import convert
 from bayesify.data import Split, photo_patches, read_digits, uniform_like
 from bayesify.fitting import History, fit
@@ -104,6 +103,7 @@ def _run(out: Path, seed: int, quick: bool, progress: bool) -> Demo:
             network=network,
             train=_loader(data.train, shuffle=True),
             val=_loader(data.val),
+            calibrates=True,
             test=_loader(data.test),
             ood={name: _loader(Split(x, torch.zeros(len(x)).long())) for name, x in data.ood.items()},
             plain_seconds=seconds,
@@ -121,8 +121,7 @@ def _run(out: Path, seed: int, quick: bool, progress: bool) -> Demo:
         comparison = compare(task, makers, each=each)
         bar.update()
     introduction = _introduction(network, data, history, seconds)
-    comparison, report = with_report(
-        comparison,
+    comparison, report = comparison.with_report(
         out / "report.html",
         title="bayesify demo",
         images=data.test.inputs,

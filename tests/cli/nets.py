@@ -1,4 +1,4 @@
-"""What a user of the command line brings: networks and data."""
+"""What a user of the command line brings, networks and data; and how they read what it says."""
 
 import torch
 from torch import nn
@@ -73,3 +73,8 @@ def bad_data(split):
 
 def without_split():
     return few_digits("test")
+
+
+def unboxed(text):
+    """Return text without the frames around it and the lines that they break."""
+    return " ".join(text.translate(dict.fromkeys(map(ord, "│─╭╮╰╯"))).split())

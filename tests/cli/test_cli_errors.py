@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from bayesify.cli._common import finite
-from tests.cli.nets import make_network
+from bayesify.cli._output import finite
+from tests.cli.nets import make_network, unboxed
 
 NETS = "tests.cli.nets"
 ROOT = Path(__file__).parents[2]
@@ -21,8 +21,8 @@ MAP = ("--method", "map")
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        ((), 2, "required: COMMAND"),
-        (("evaluat",), 2, "invalid choice: 'evaluat'"),
+        ((), 2, "a command is required; the commands are demo, methods, fit"),
+        (("evaluat",), 2, "there is no command 'evaluat'; the commands are demo"),
         (("evaluate", *DIGITS, *MAP), 2, "--model"),
         (("evaluate", "--model", f"{NETS}:make_netwrk", *DIGITS, *MAP), 2, "has no 'make_netwrk'"),
         (("evaluate", "--model", f"{NETS}:broken", *DIGITS, *MAP), 1, "out of coffee"),
@@ -36,7 +36,7 @@ MAP = ("--method", "map")
         (
             ("evaluate", "--model", f"{NETS}:make_network", *DIGITS, *MAP, "--set", "lr=fast"),
             2,
-            "'fast' is not a number",
+            "Error parsing --map.lr: could not convert string to float: 'fast'",
         ),
         (("evaluate", "--model", f"{NETS}:make_network", "--data", "didgits", *MAP), 2, "there is no set 'didgits'"),
         (("evaluate", "--model", f"{NETS}:make_network", *DIGITS, *MAP, "--split", "dev"), 1, "not 'dev'"),
@@ -52,8 +52,16 @@ MAP = ("--method", "map")
         ),
         (("predict", "--model", f"{NETS}:make_network", *DIGITS, *MAP, "--out", "a.txt"), 2, ".csv or .jsonl"),
         (("predict", "--model", f"{NETS}:dense", *DIGITS, *MAP), 1, "several outputs per input"),
-        (("predict", "--model", f"{NETS}:make_network", *DIGITS, *MAP, "--batch-size", "0"), 2, "0 is less than 1"),
-        (("predict", "--model", f"{NETS}:make_network", *DIGITS, *MAP, "--batch-size", "x"), 2, "whole number"),
+        (
+            ("predict", "--model", f"{NETS}:make_network", *DIGITS, *MAP, "--batch-size", "0"),
+            2,
+            "--batch-size 0 is less than 1",
+        ),
+        (
+            ("predict", "--model", f"{NETS}:make_network", *DIGITS, *MAP, "--batch-size", "x"),
+            2,
+            "Error parsing --batch-size: invalid",
+        ),
         (("compare", "--model", f"{NETS}:make_network", *DIGITS), 2, "nothing to compare"),
         (("report", "--model", f"{NETS}:make_network", *DIGITS), 2, "--posterior"),
     ],
@@ -61,7 +69,7 @@ MAP = ("--method", "map")
 def test_wrong_input_is_explained(bayesify, words, code, said):
     found, out, error = bayesify(*words, *(["--quiet", "--json"] if words[1:] else []))
     assert (found, out) == (code, "")
-    assert said in error
+    assert said in unboxed(error)
     assert "Traceback" not in error
 
 
@@ -97,10 +105,10 @@ def test_debug_shows_where(bayesify):
 
 
 def test_an_interrupt_is_no_traceback(bayesify, model, monkeypatch):
-    def interrupt(args):
+    def interrupt(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bayesify.cli._job.network_of", interrupt)
+    monkeypatch.setattr("bayesify.cli._options.load_network", interrupt)
     code, out, error = bayesify("evaluate", *model, *DIGITS, *MAP)
     assert (code, out, error) == (130, "", "bayesify evaluate: interrupted\n")
 
@@ -108,12 +116,12 @@ def test_an_interrupt_is_no_traceback(bayesify, model, monkeypatch):
 def test_warnings_are_sentences_without_paths(bayesify, model, monkeypatch):
     import warnings
 
-    def warned(args):
+    def warned(*args):
         warnings.simplefilter("always")
         warnings.warn("mind the gap", stacklevel=1)
         raise ValueError("and fall")
 
-    monkeypatch.setattr("bayesify.cli._job.network_of", warned)
+    monkeypatch.setattr("bayesify.cli._options.load_network", warned)
     error = bayesify("evaluate", *model, *DIGITS, *MAP)[2]
     assert error == "UserWarning: mind the gap\nbayesify evaluate: and fall\n"
 
@@ -135,11 +143,21 @@ def test_as_a_process(weights):
 
 
 def test_the_parser_loads_neither_figures_nor_data_readers():
-    code = "import sys; from bayesify.cli import make_parser; make_parser(); print(sorted(sys.modules))"
+    code = "from bayesify.cli._arguments import read_command; read_command(['methods'])"
+    code += "; import sys; print(sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = done.stdout
     for heavy in ("matplotlib", "jinja2", "sklearn", "bayesify.demo", "bayesify.report"):
         assert f"'{heavy}'" not in loaded
+
+
+def test_what_is_missing_is_named_with_the_extra_that_brings_it(bayesify, monkeypatch):
+    for name in ("bayesify.cli._arguments", "bayesify.cli._commands", "bayesify.cli._options"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "tyro", None)
+    monkeypatch.setitem(sys.modules, "tyro.conf", None)
+    said = "bayesify methods: The command line needs tyro: pip install 'bayesify[cli]'.\n"
+    assert bayesify("methods") == (1, "", said)
 
 
 def test_a_reader_that_leaves_early_is_no_traceback(weights):

@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from bayesify.cli._common import JobError, UsageError
 from bayesify.cli._data import images_of, load_split, make_loader, match_images, normalised, ood_sets
-from bayesify.cli._network import find_object, load_network, load_weights
+from bayesify.cli._network import find_object, load_network, load_weights, parse_arguments
+from bayesify.cli._output import JobError, UsageError
 from bayesify.data import Split, read_digits
 from tests.cli.nets import make_network
 
@@ -28,13 +28,21 @@ def test_weights_load_bit_for_bit(kind, network, tmp_path):
         save_file(state, path)
     else:
         torch.save({"state_dict": state, "epoch": 3} if kind == "nested" else state, path)
-    loaded = load_network(f"{NETS}:make_network", [], str(path), "cpu")
+    loaded = load_network(f"{NETS}:make_network", [], path, "cpu")
     assert same(loaded, network)
     assert not loaded.training
 
 
 def test_factory_arguments_reach_the_factory():
     assert load_network(f"{NETS}:make_network", ["hidden=5"], None, "cpu")[1].out_features == 5
+
+
+def test_factory_arguments_are_literals_or_text():
+    pairs = ["n=3", "name=resnet", "flag=True", "shape=(1, 2)", "url=a=b"]
+    expected = {"n": 3, "name": "resnet", "flag": True, "shape": (1, 2), "url": "a=b"}
+    assert parse_arguments(pairs) == expected
+    with pytest.raises(UsageError, match="--model-arg 'n' is not of the form KEY=VALUE"):
+        parse_arguments(["n"])
 
 
 class _Evil:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import bayesify as package
-from bayesify.cli._common import JobError
 from bayesify.cli._network import load_weights
+from bayesify.cli._output import JobError
 from tests.cli.nets import make_network
 
 # As the installed `bayesify` command starts: Python then looks into the script's folder, not into the present one.
@@ -45,7 +45,8 @@ def _command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_packages_in_the_present_folder_are_not_run_in_place_of_installed_ones(tmp_path: Path):
     """A folder that was downloaded may hold anything; modules that only it has are the user's own."""
     folder, mark = tmp_path / "downloaded", tmp_path / "ran"
-    for name in ("sklearn/__init__", "json", "torch", "numpy/__init__", "tqdm", "safetensors", "bayesify/__init__"):
+    installed = ("json", "torch", "numpy/__init__", "tqdm", "safetensors", "tyro", "docstring_parser", "typeguard")
+    for name in (*installed, "sklearn/__init__", "bayesify/__init__"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.py").write_text(EVIL.format(mark=str(mark)))
     (folder / "own_network.py").write_text(NETWORK)

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 from torch.utils.data import DataLoader, Dataset
 
-from bayesify.cli._common import JobError, UsageError
 from bayesify.cli._network import find_object
+from bayesify.cli._output import JobError, UsageError
 from bayesify.data import CIFAR10_CLASSES, SPLITS, Split
 from bayesify.data import load as load_named
 

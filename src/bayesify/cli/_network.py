@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import pickle
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,9 @@ from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 
 from bayesify._core.files import read_tensors
-from bayesify.cli._common import JobError, UsageError
-from bayesify.cli._settings import parse_arguments
+from bayesify.cli._output import JobError, UsageError
 
-__all__ = ["find_object", "load_network", "load_weights"]
+__all__ = ["find_object", "load_network", "load_weights", "parse_arguments"]
 
 
 # Before it, files that torch.load(weights_only=True) read could still run code or write outside their memory
@@ -63,14 +64,14 @@ def find_object(spec: str, option: str) -> Any:
     return found
 
 
-def load_network(model: str, arguments: list[str], weights: str | None, device: str) -> nn.Module:
+def load_network(model: str, arguments: Sequence[str], weights: Path | None, device: str) -> nn.Module:
     """Make the network, give it its weights, and put it in evaluation mode."""
     factory = find_object(model, "--model")
     if not callable(factory):
         raise UsageError(
             f"--model: {model} is a {type(factory).__name__}; give a function or class that makes the network"
         )
-    values = parse_arguments(arguments, "--model-arg")
+    values = parse_arguments(arguments)
     try:
         network = factory(**values)
     except Exception as error:
@@ -80,11 +81,29 @@ def load_network(model: str, arguments: list[str], weights: str | None, device: 
     if not isinstance(network, nn.Module):
         raise JobError(f"{model} returned a {type(network).__name__} where a torch.nn.Module is needed.")
     if weights is not None:
-        load_weights(network, Path(weights))
+        load_weights(network, weights)
     try:
         return network.to(device).eval()
     except (RuntimeError, AssertionError) as error:
         raise JobError(f"The network cannot go to the device {device!r}: {error}") from error
+
+
+def parse_arguments(pairs: Sequence[str]) -> dict[str, Any]:
+    """Read the KEY=VALUE pairs of `--model-arg`, whose values are Python literals, or else text.
+
+    >>> parse_arguments(["n=3", "name=resnet"])
+    {'n': 3, 'name': 'resnet'}
+    """
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not key or not equals:
+            raise UsageError(f"--model-arg {pair!r} is not of the form KEY=VALUE")
+        try:
+            values[key] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            values[key] = text
+    return values
 
 
 def load_weights(network: nn.Module, path: Path) -> None:

@@ -51,6 +51,7 @@ class SGLD(Method):
         together: Whether the chains move together, step by step, on the same minibatches: vectorised in networks of
             linear layers. Otherwise they run one after another, each with its own order of the data.
         start: Of the chains: from the "network", "perturbed", or "reset" to new weights.
+        perturb_std: Standard deviation of the noise of "perturbed", relative to each tensor's root mean square.
         burn_in: Share of the run before the first sample.
         thin: Steps between samples, counted from the end of the run; None spreads them over all that is left.
         temperature: 1 samples the posterior; less is a cold one.
@@ -61,6 +62,10 @@ class SGLD(Method):
         correction: Take the minibatches' noise off the injected one, weight by weight, as far as there is any:
             "shuffled" for minibatches that are the parts of an epoch in which every example comes once,
             "independent" for those drawn with replacement. The first is not known for "sghmc".
+        decay: The exponent of "polynomial".
+        decay_steps: The unit of time of "polynomial".
+        cycles: How many "cyclical" has.
+        exploration: Share of each cycle before its first sample.
         lr: Step size; None takes .2, and .002 for "psgld", whose steps are lr divided by the gradients' size.
         storage: Type of the stored samples, "float32", "bfloat16" or "float16"; None takes the parameters' own.
         statistics_batches: How many batches re-estimate batch-normalisation statistics of a sample; None takes all.

@@ -1,0 +1,324 @@
+"""The commands, a dataclass each: its docstring is its help, its fields are its options."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+from torch import nn
+from tyro.conf import OmitArgPrefixes, UseAppendAction, arg
+
+from bayesify import storage
+from bayesify._core.files import write_atomically
+from bayesify.cli._comparison import Made, compare, evaluate_posterior, fit_method
+from bayesify.cli._data import class_names, images_of
+from bayesify.cli._options import Command, Job, LearningJob, OodOptions, ScoreOptions, SplitOptions
+from bayesify.cli._output import JobError, Output, UsageError, aligned
+from bayesify.conversion import convert
+from bayesify.likelihoods.prediction import Prediction
+from bayesify.methods import MAP, Method, list_methods
+from bayesify.prediction import predict
+from bayesify.prediction.calibration import calibrate
+
+__all__ = ["COMMANDS", "Compare", "Demo", "Evaluate", "Fit", "Methods", "Predict", "Report"]
+
+CLASSIFICATION = ("label", "confidence", "total", "aleatoric", "epistemic")
+REGRESSION = ("mean", "std", "aleatoric", "epistemic")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo(Command):
+    """Train a small network on embedded digits, make it Bayesian with every method, and compare.
+
+    Examples:
+      bayesify demo                        table here, report in bayesify-demo/report.html
+      bayesify demo --out results --seed 1
+      bayesify demo --json --quiet > demo.json
+
+    Attributes:
+        out: Folder of the report.
+        seed: Of everything random.
+        quick: Train for a moment only: a check that everything runs.
+    """
+
+    out: Annotated[Path, arg(metavar="DIR")] = Path("bayesify-demo")
+    seed: int = 0
+    quick: bool = False
+
+    def run(self) -> Output:
+        """Run the demo."""
+        from bayesify.demo import run_demo
+
+        result = run_demo(self.out, seed=self.seed, quick=self.quick, progress=not self.quiet)
+        lines = [result.introduction, "", str(result.comparison), ""]
+        lines.append(f"The report is in {result.report}." if result.report else "There is no report.")
+        return Output("\n".join(lines), result.to_dict(), failed=bool(result.comparison.failures))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Methods(Command):
+    """List the methods, with one line each.
+
+    Examples:
+      bayesify methods
+      bayesify methods --settings
+
+    Attributes:
+        settings: List each method's settings and their defaults too.
+    """
+
+    settings: bool = False
+
+    def run(self) -> Output:
+        """List the registered methods."""
+        found = {
+            name: {
+                "summary": (inspect.getdoc(cls) or "").partition("\n")[0],
+                "settings": {field.name: field.default for field in dataclasses.fields(cls)},
+            }
+            for name, cls in list_methods().items()
+        }
+        width = max(map(len, found))
+        lines = []
+        for name, entry in found.items():
+            lines.append(f"{name:<{width}}  {entry['summary']}")
+            if self.settings:
+                lines += [f"{'':<{width}}    {key}={value}" for key, value in entry["settings"].items()]  # type: ignore[attr-defined]
+        return Output("\n".join(lines), {"methods": found})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit(LearningJob):
+    r"""Make a network Bayesian, and save the posterior.
+
+    Examples:
+      bayesify fit --model my_project.models:make_network --weights network.safetensors \
+          --data my_project.data:load --method swag --swag.rank 10 --calibrate --out posterior
+      bayesify fit --model nets:cnn --weights cnn.safetensors --data mnist --method mc-dropout \
+          --mc-dropout.p 0.1 --mc-dropout.insert-before linear --epochs 5 --out mnist-dropout
+      bayesify fit --method swag --help    the settings of a method
+
+    It writes what the method added to the network into the folder of --out; 'bayesify evaluate',
+    'predict', 'compare' and 'report' take that folder as --posterior, with the same --model and --weights.
+    The figures it prints are of the 'val' split, or of 'train' where there is none: 'test' is left for
+    'bayesify evaluate'. With --calibrate, and for laplace, whose prior is chosen on 'val', they are of
+    data that was looked at before.
+
+    Attributes:
+        out: Folder for the posterior.
+    """
+
+    out: Annotated[Path, arg(metavar="DIR")]
+
+    def run(self) -> Output:
+        """Convert, fit, calibrate, save, and compare with the plain network."""
+        method, calibrates = self.one_method(), self.learning.calibrate
+        network = self.network.load(self.prediction.seed)
+        split = "train" if self.data.find("val") is None else "val"
+        if calibrates and split != "val":
+            raise JobError(f"--calibrate needs a 'val' split, and {self.data.data} has none.")
+        learning = dataclasses.replace(self.learning, calibrate=False)  # on the data of the figures, below
+        task = self.task(network, split, [method], learning)
+        plain = convert(network, MAP(), likelihood=self.learning.likelihood)
+        before = evaluate_posterior(task, plain, "before")[0].metrics
+        posterior, seconds = fit_method(task, method)
+        if calibrates:
+            calibrate(posterior, task.test, num_draws=self.prediction.num_draws, seed=task.seed)
+        found = evaluate_posterior(task, posterior, "after")[0]
+        after = found.metrics
+        storage.save(posterior, self.out)
+        summary = {
+            "method": method.name,
+            "posterior": str(self.out),
+            "split": split,
+            "calibrated": calibrates,
+            "examples": len(found.prediction),
+            "seconds": seconds,
+            "before": before,
+            "after": after,
+        }
+        shown = {"method": method.name, f"figures of {split!r}": "before -> after"}
+        shown |= {name: f"{before[name]:.4f} -> {after[name]:.4f}" for name in after}
+        return Output(aligned({**shown, "seconds": f"{seconds:.1f}", "posterior": self.out}), summary)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(LearningJob):
+    r"""Measure accuracy, NLL, Brier score, ECE and the detection of OOD inputs.
+
+    Examples:
+      bayesify evaluate --posterior posterior --model my_project.models:make_network \
+          --weights network.safetensors --data my_project.data:load --ood my_project.data:other
+      bayesify evaluate --method map --model nets:resnet20 --weights resnet20.safetensors \
+          --data cifar10 --normalise imagenet --ood fashion-mnist
+
+    With --calibrate the figures are those after calibration. fpr95/SET is the share of the data that is
+    suspected when 95 % of SET are.
+
+    Attributes:
+        posterior: A folder that 'bayesify fit' wrote; or give --method.
+    """
+
+    posterior: Annotated[Path | None, arg(metavar="DIR")] = None
+    data: OmitArgPrefixes[OodOptions]
+    prediction: OmitArgPrefixes[ScoreOptions]
+
+    def run(self) -> Output:
+        """Evaluate a saved posterior, or one made now."""
+        task, (posterior, _) = self.one_posterior(self.posterior, self.data.split)
+        found = evaluate_posterior(task, posterior, posterior.method.name)[-1]
+        shown = {"method": found.name, f"examples of {self.data.split!r}": len(found.prediction), **found.metrics}
+        return Output(aligned(shown), found.to_dict())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predict(LearningJob):
+    r"""Write label, confidence and uncertainties of every input.
+
+    Examples:
+      bayesify predict --posterior posterior --model my_project.models:make_network \
+          --weights network.safetensors --data my_project.data:load --out predictions.csv
+      bayesify predict --method map --model nets:cnn --weights cnn.safetensors --data digits --out predictions.jsonl
+
+    Classification: index, label, confidence, total, aleatoric, epistemic (uncertainties in nats).
+    Regression: index, mean, std, aleatoric, epistemic (variances). Lines are in the order of the data.
+
+    Attributes:
+        posterior: A folder that 'bayesify fit' wrote; or give --method.
+        out: A file *.csv or *.jsonl; without it, CSV (or --json) goes to stdout.
+    """
+
+    posterior: Annotated[Path | None, arg(metavar="DIR")] = None
+    out: Annotated[Path | None, arg(metavar="FILE")] = None
+    data: OmitArgPrefixes[SplitOptions]
+
+    def run(self) -> Output:
+        """Predict a split, and write it."""
+        if self.out is not None and self.out.suffix not in (".csv", ".jsonl"):
+            raise UsageError(f"--out {self.out}: the name must end in .csv or .jsonl")
+        task, (posterior, _) = self.one_posterior(self.posterior, self.data.split)
+        if task.calibrates and task.val is not None:
+            calibrate(posterior, task.val, num_draws=self.prediction.num_draws, seed=task.seed)
+        rows = _rows(predict(posterior, task.test, seed=task.seed, progress=task.progress, **task.predicting))
+        if self.out is None:
+            return Output(_csv(rows), {"predictions": rows})
+        text = _csv(rows) if self.out.suffix == ".csv" else "\n".join(map(json.dumps, rows))
+        write_atomically(self.out, f"{text}\n".encode())
+        return Output(f"{len(rows)} predictions are in {self.out}.", {"examples": len(rows), "out": str(self.out)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare(LearningJob):
+    r"""Fit several methods, and print one table with quality and cost.
+
+    Examples:
+      bayesify compare --model my_project.models:make_network --weights network.safetensors \
+          --data my_project.data:load --ood fashion-mnist --method mc-dropout --method swag \
+          --swag.rank 10 --calibrate --report comparison.html
+      bayesify compare --model nets:cnn --weights cnn.safetensors --data digits --posterior a --posterior b
+
+    The plain network is always the first row, 'map', and --epochs is not for it. --method all is every one.
+    A method that fails does not stop the others: its line says why, and the exit code is 1. --calibrate adds
+    a calibrated row for each.
+
+    Attributes:
+        posterior: A saved posterior.
+        report: Write an HTML report too.
+    """
+
+    always = (MAP.name,)
+
+    posterior: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="DIR")] = ()
+    report: Annotated[Path | None, arg(metavar="FILE")] = None
+    data: OmitArgPrefixes[OodOptions]
+    prediction: OmitArgPrefixes[ScoreOptions]
+
+    def run(self) -> Output:
+        """Compare methods and saved posteriors."""
+        if not self.learning.method and not self.posterior:
+            raise UsageError(
+                "there is nothing to compare: give --method NAME or --posterior DIR, each as often as you like"
+            )
+        return _compare(self, self.data.split, self.methods, self.posterior, self.report)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(Job):
+    r"""Write an HTML report that compares saved posteriors.
+
+    Examples:
+      bayesify report --posterior swag --posterior dropout --model my_project.models:make_network \
+          --weights network.safetensors --data my_project.data:load --ood fashion-mnist --out report.html
+
+    It predicts anew, and shows the plain network as 'map' beside the posteriors. 'bayesify compare
+    --report FILE' writes the same report for methods that it fits.
+
+    Attributes:
+        posterior: A saved posterior.
+        out: The report.
+    """
+
+    posterior: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="DIR")] = ()
+    out: Annotated[Path, arg(metavar="FILE")] = Path("report.html")
+    data: OmitArgPrefixes[OodOptions]
+    prediction: OmitArgPrefixes[ScoreOptions]
+
+    def run(self) -> Output:
+        """Write the report."""
+        if not self.posterior:
+            raise UsageError("give --posterior DIR, as often as you like")
+        return _compare(self, self.data.split, {MAP.name: MAP()}, self.posterior, self.out)
+
+
+COMMANDS: dict[str, type[Command]] = {
+    cls.__name__.lower(): cls for cls in (Demo, Methods, Fit, Evaluate, Predict, Compare, Report)
+}
+
+
+def _compare(
+    job: Job, split: str, methods: Mapping[str, Method], folders: tuple[str, ...], report: Path | None
+) -> Output:
+    """Compare methods and saved posteriors, and write the report if there is to be one."""
+    network = job.network.load(job.prediction.seed)
+    task = job.task(network, split, methods.values(), job.learning if isinstance(job, LearningJob) else None)
+    makers = {name: partial(fit_method, task, method) for name, method in methods.items()}
+    comparison = compare(task, {**makers, **{folder: partial(_load, folder, network) for folder in folders}})
+    if report is not None:
+        comparison, report = comparison.with_report(
+            report,
+            title=f"{job.network.model} on {job.data.data}",
+            images=images_of(task.test.dataset),
+            class_names=class_names(job.data.data),
+        )
+    data = {**comparison.to_dict(), "report": None if report is None else str(report)}
+    text = str(comparison) + (f"\n\nThe report is in {report}." if report else "")
+    return Output(text, data, failed=bool(comparison.failures))
+
+
+def _load(folder: str, network: nn.Module) -> Made:
+    return storage.load(folder, network), None
+
+
+def _rows(prediction: Prediction) -> list[dict[str, Any]]:
+    fields = REGRESSION if hasattr(prediction, "mean") else CLASSIFICATION
+    columns = {name: getattr(prediction, name) for name in fields}
+    if any(column.ndim > 1 and column[0].numel() != 1 for column in columns.values()):
+        raise JobError(
+            "The network has several outputs per input (pixels, tokens, several targets), which do not fit one line "
+            "each. Use bayesify.predict in Python."
+        )
+    values = [column.reshape(len(column)).tolist() for column in columns.values()]
+    return [
+        dict(zip(("index", *fields), (index, *row), strict=True)) for index, row in enumerate(zip(*values, strict=True))
+    ]
+
+
+def _csv(rows: list[dict[str, Any]]) -> str:
+    lines = [rows[0], *(row.values() for row in rows)]
+    return "\n".join(",".join(map(str, line)) for line in lines)
