@@ -34,6 +34,7 @@ from bayesify._core.maths import entropy
 from bayesify._core.trees import call
 from bayesify.evaluation.checking import _rank_correlation
 from bayesify.laws import GaussianPosterior
+from experiments.data import load
 
 RESULTS = Path(__file__).parent / "results" / "streamlined.json"
 HOW = ("streamlined", "moments", "principal", "margin", "linearised", "per-head")  # the last for attention alone
@@ -54,7 +55,7 @@ def noisy(network: nn.Module, arguments: argparse.Namespace, names: Callable[[st
 def mlp(arguments: argparse.Namespace) -> dict[str, tuple[nn.Module, GaussianPosterior, Any]]:
     """Train 784-400-400-10 on MNIST for three passes over 8,192 digits."""
     torch.manual_seed(0)
-    train, test = (bayesify.data.load("mnist", part) for part in ("train", "test"))
+    train, test = (load("mnist", part) for part in ("train", "test"))
     x, y = train.inputs[:8192].float().flatten(1), train.targets[:8192]
     network = nn.Sequential(
         nn.Linear(784, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 10)
@@ -74,7 +75,7 @@ def resnet20(arguments: argparse.Namespace) -> dict[str, tuple[nn.Module, Gaussi
     from experiments.networks import cifar_inputs, pretrained
 
     network = pretrained("resnet20")
-    inputs = cifar_inputs(bayesify.data.load("cifar10", "test").inputs[: arguments.examples])
+    inputs = cifar_inputs(load("cifar10", "test").inputs[: arguments.examples])
     return {"ResNet-20, all layers": (network, noisy(network, arguments, lambda _: True), inputs)}
 
 
@@ -87,7 +88,7 @@ def minilm(arguments: argparse.Namespace) -> dict[str, tuple[nn.Module, Gaussian
     torch.manual_seed(0)
     encoder, width, tokenise = make_encoder(arguments.encoder)
     network = Classifier(encoder, width, 10).eval()
-    texts = bayesify.data.load("clinc150", "test").texts
+    texts = load("clinc150", "test").texts
     inputs = dict(tokenise(tuple(texts[:: max(1, len(texts) // arguments.examples)][: arguments.examples])))
     layers = sorted({int(n.split("layer.")[1].split(".")[0]) for n, _ in network.named_parameters() if "layer." in n})
     last = tuple(f"layer.{index}." for index in layers[-2:])

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +22,8 @@ from bayesify import ABNN, BayesAdapter, Posterior
 from bayesify.laws import NormMembersPosterior
 from experiments.cifar import loaders
 from experiments.networks import pretrained
-from experiments.rows import Rows
+from experiments.records import RESULTS, Records
 
-RESULTS = Path(__file__).parent / "results" / "abnn_gradients.json"
 Batch = tuple[Tensor, Tensor]
 
 
@@ -72,6 +70,8 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=40)
     parser.add_argument("--trial", action="store_true", help="keep nothing")
     arguments = parser.parse_args()
+    if arguments.trial:
+        arguments.batches = 2
     network = pretrained("resnet20")
     torch.manual_seed(0)
     data = [batch for batch, _ in zip(loaders()[0], range(arguments.batches), strict=False)]
@@ -96,7 +96,8 @@ def main() -> None:
     ours, ours_gradient = of_member(0.1)
     wanted = spread(ours, data[0][0])
     share = matched(network, wanted, data[0][0])
-    rows = Rows(None if arguments.trial else RESULTS, "python -m experiments.abnn_gradients")
+    path = None if arguments.trial else RESULTS / "abnn_gradients.json"
+    rows = Records(path, {"script": "abnn_gradients", "batches": arguments.batches})
     rows.row("settings", lambda: {"logits' spread": wanted, "matched share": share, "batches": len(data)})
     start = BayesAdapter().start_std
     kinds: dict[str, Callable[[Batch], Tensor]] = {

@@ -8,6 +8,7 @@ moves the outputs. Networks that are not installed are left out, and said so.
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,10 @@ from torch import nn
 
 import bayesify
 from bayesify import ABNN
-from bayesify._core.trees import call
-from bayesify.data import load
 from experiments.clinc import Classifier, make_encoder
+from experiments.data import load
 from experiments.networks import cifar_inputs, pretrained
-from experiments.rows import Rows
-
-RESULTS = Path(__file__).parent / "results" / "abnn_identity.json"
+from experiments.records import RESULTS, Records
 
 
 def resnet() -> tuple[nn.Module, Any]:
@@ -56,7 +54,7 @@ def compared(network: nn.Module, inputs: Any) -> dict[str, Any]:
     noisy = bayesify.convert(network, ABNN(members=1, alpha=0.1))
     converted = posterior.conversion.converted
     with torch.no_grad():
-        expected = call(network, inputs)
+        expected = network(**inputs) if isinstance(inputs, dict) else network(inputs)
         with posterior.drawn(*posterior.keys(1, 0)):
             found = posterior.outputs(inputs)
         with noisy.drawn(*noisy.keys(1, 0)):
@@ -72,7 +70,10 @@ def compared(network: nn.Module, inputs: Any) -> dict[str, Any]:
 
 def main() -> None:
     """Compare all networks."""
-    rows = Rows(RESULTS, "python -m experiments.abnn_identity")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trial", action="store_true", help="keep nothing")
+    path = None if parser.parse_args().trial else RESULTS / "abnn_identity.json"
+    rows = Records(path, {"script": "abnn_identity"})
     for name, make in {"ResNet-20": resnet, "all-MiniLM-L6-v2": minilm, "EfficientNet-lite0": efficientnet}.items():
         try:
             network, inputs = make()

@@ -2,17 +2,20 @@
 
 `python -m experiments.adapter_gradients` prints the variance of each kind's gradients, summed over weights, as a
 multiple of exemplar noise's, over 500 repeats (about three minutes on two cores). The paper has more than 100 for one
-shared draw.
+shared draw. Rows go to `experiments/results/adapter_gradients.json`.
 """
 
 from __future__ import annotations
 
 import argparse
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import bayesify
+from experiments.records import RESULTS, Records
 
 PAPER = {"shared": "> 100", "exemplar": "1", "flipout": "-", "auto": "-"}
 
@@ -39,11 +42,21 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=128)
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=500)
+    parser.add_argument("--trial", action="store_true", help="a few small images, and nothing is kept")
     options = vars(parser.parse_args())
-    found = {kind: variances(kind, **options) for kind in PAPER}
+    trial = options.pop("trial")
+    if trial:
+        options |= {"rows": 4, "size": 4, "repeats": 4}
+    records = Records(None if trial else RESULTS / "adapter_gradients.json", {"script": "adapter_gradients", **options})
+
+    def measured(kind: str) -> dict[str, Any]:
+        return dict(zip(("means", "psi"), variances(kind, **options).tolist(), strict=True))
+
+    name = f"{options['channels']} channels"
+    made = {kind: records.row(f"{kind}, {name}", partial(measured, kind)) for kind in PAPER}
     print(f"{'noise':10} {'means':>8} {'psi':>8} {'paper':>8}")
-    for kind, values in found.items():
-        means, log_stds = (values / found["exemplar"]).tolist()
+    for kind, values in made.items():
+        means, log_stds = (values[key] / made["exemplar"][key] for key in ("means", "psi"))
         print(f"{kind:10} {means:8.2f} {log_stds:8.2f} {PAPER[kind]:>8}")
 
 

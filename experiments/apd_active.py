@@ -110,7 +110,9 @@ def main() -> None:
     for index, seed in enumerate(arguments.seeds):
         for name, how in (*RUNS, *VARIANTS) if index == 0 else RUNS:
             make = partial(curve, data, methods[name], how, seed, arguments.rounds, arguments.pool)
-            found.setdefault(f"{name}, {how}", []).append(rows.row(f"{name}, {how}, seed {seed}", make))
+            found.setdefault(f"{name}, {how}", []).append(
+                rows.row(f"{name}, {how}", make, config={"method": methods[name]}, seed=seed)
+            )
     curves = {f"{name}, {how}": mean_curve(found[f"{name}, {how}"]) for name, how in RUNS}
     draw_curves(curves, "apd_active", arguments, x="labels", y="test accuracy", scale="linear")
 

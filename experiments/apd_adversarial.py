@@ -14,9 +14,9 @@ from functools import partial
 from typing import Any
 
 import bayesify
-from bayesify.decide import attack_table
 from experiments.apd_common import BOUNDS, arguments_of, mnist, rows_of
 from experiments.apd_mnist import Lab
+from experiments.protocols import attack_table
 
 NAMES = ("MC dropout", "SGLD", "APD")
 PAPER = {

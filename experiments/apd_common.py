@@ -16,15 +16,15 @@ from torch.nn.functional import interpolate
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
 import bayesify
-from bayesify.data import gaussian_like, load, uniform_like
-from experiments.rows import Rows
+from bayesify.data import gaussian_like, uniform_like
+from experiments.data import load
+from experiments.records import RESULTS, Records, config_hash
 
 __all__ = [
     "BOUNDS", "NETWORKS", "Data", "arguments_of", "draw_curves", "flat", "keep_picture", "kept", "mlp", "mnist",
     "rows_of",
 ]  # fmt: skip
 
-RESULTS = Path(__file__).parent / "results"
 NETWORKS = {"fcNN1": (784, 100, 10), "fcNN2": (784, 400, 400, 10), "digits": (64, 100, 10)}
 BOUNDS = (-1.0, 1.0)
 
@@ -96,6 +96,8 @@ def kept(
         batch: Examples in a minibatch.
         best: Take the epoch with the least validation loss.
     """
+    if work is not None:  # a folder for each set of settings
+        work = work.with_name(f"{work.name}-{config_hash([method, str(network), batch, best])}")
     if work is not None and (work / "config.json").exists():
         return bayesify.load(work, network).eval()
     posterior = bayesify.convert(network, method)
@@ -131,13 +133,10 @@ def arguments_of(text: str | None, name: str, **options: Any) -> argparse.Namesp
     return found
 
 
-def rows_of(name: str, arguments: argparse.Namespace, module: str = "") -> Rows:
-    """Return the rows of an experiment's results file, which names all settings; those of a trial are not kept."""
-    words = ["python -m", f"experiments.{module or name}"]
-    for option, value in vars(arguments).items():
-        if option not in ("work", "trial"):
-            words += [f"--{option}", *(map(str, value) if isinstance(value, list) else [f"{value}"])]
-    return Rows(None if arguments.trial else RESULTS / f"{name}.json", " ".join(words))
+def rows_of(name: str, arguments: argparse.Namespace, **settings: Any) -> Records:
+    """Return the rows of an experiment's results file, which depend on all arguments; those of a trial are not kept."""
+    chosen = {option: value for option, value in vars(arguments).items() if option not in ("work", "trial", "seeds")}
+    return Records(None if arguments.trial else RESULTS / f"{name}.json", {"experiment": name, **chosen, **settings})
 
 
 def keep_picture(figure: Any, name: str, arguments: argparse.Namespace) -> None:

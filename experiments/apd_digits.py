@@ -13,9 +13,10 @@ from typing import Any
 
 import bayesify
 from bayesify import measure
-from bayesify.data import load, photo_patches, uniform_like
-from bayesify.decide import anomaly_table
+from bayesify.data import photo_patches, uniform_like
 from experiments.apd_common import BOUNDS, NETWORKS, Data, arguments_of, draw_curves, flat, kept, mlp, rows_of
+from experiments.data import load
+from experiments.protocols import anomaly_table
 
 SIZES = NETWORKS["digits"]
 

@@ -27,12 +27,12 @@ import torch
 
 import bayesify
 from bayesify import measure
-from bayesify.decide import anomaly_table
 from bayesify.laws import BankPosterior, VectorPosterior
 from bayesify.methods import Bank
 from bayesify.methods.distillation import agreement
 from experiments.apd_common import BOUNDS, NETWORKS, Data, arguments_of, draw_curves, kept, mlp, mnist, rows_of
-from experiments.rows import Rows
+from experiments.protocols import anomaly_table
+from experiments.records import Records, config_hash
 
 FACTOR = 5.0
 RATE = 0.2  # of SGLD, by `--part rates`; the paper's is .05
@@ -97,7 +97,8 @@ class Lab:
 
     def distilled(self, how: str, **options: Any) -> bayesify.Posterior:
         """Return a distillation of SGLD's samples, from its folder if it is there."""
-        folder = self.folder("-".join([how, *(f"{key}-{value}" for key, value in options.items())]))
+        given = {option: getattr(self.arguments, option) for option in ("epochs", "samples", "steps")}
+        folder = self.folder(f"{how}-{config_hash([options, given, RATE])}")
         if folder is not None and (folder / "config.json").exists():
             torch.manual_seed(0)
             return bayesify.load(folder, mlp(*self.sizes)).eval()
@@ -158,7 +159,7 @@ def figures(
     }
 
 
-def tables(lab: Lab, rows: Rows) -> None:
+def tables(lab: Lab, rows: Records) -> None:
     """Make Tables 1, 2 and 5 for one network, with and without the factor."""
     for name, make in lab.members().items():
 
@@ -189,7 +190,7 @@ def storage(posterior: bayesify.Posterior) -> float:
     return round(numbers / size, 2)
 
 
-def rates(lab: Lab, rows: Rows) -> None:
+def rates(lab: Lab, rows: Records) -> None:
     """Choose the rate of SGLD on validation images and by the chain's effective sample size."""
 
     def one(rate: float) -> dict[str, Any]:
@@ -203,7 +204,7 @@ def rates(lab: Lab, rows: Rows) -> None:
         rows.row(f"rate {rate}", partial(one, rate))
 
 
-def agreements(lab: Lab, rows: Rows) -> None:
+def agreements(lab: Lab, rows: Records) -> None:
     """Compare distillations with the bank on held-out digits, and say how much variance the coordinates have."""
     bank, inputs = lab.sgld(), lab.held_out
     reference = bayesify.predict(bank, inputs, seed=0)
@@ -230,7 +231,7 @@ def variance_share(bank: BankPosterior, number: int) -> dict[str, float]:
     return {"share": round(float(variance[:number].sum() / variance.sum()), 4)}
 
 
-def study(lab: Lab, rows: Rows) -> None:
+def study(lab: Lab, rows: Records) -> None:
     """Change one thing at a time, to see what decides the AUROC."""
     epochs = lab.arguments.epochs
     variants: dict[str, dict[str, Any]] = {
@@ -276,7 +277,7 @@ def score_of(part: str) -> str:
     return "entropy" if part == "scales" else "BALD"
 
 
-def sweep(lab: Lab, rows: Rows, part: str) -> dict[str, dict[float, float]]:
+def sweep(lab: Lab, rows: Records, part: str) -> dict[str, dict[float, float]]:
     """Make the rows of a figure; return curves of the AUROC on notMNIST by `score_of` the part."""
     curves: dict[str, dict[float, float]] = {}
 
@@ -316,7 +317,7 @@ def main() -> None:
     lab = Lab(mnist(trial=arguments.trial, number=arguments.rows), arguments)
     part = arguments.part
     name = f"apd_mnist_{part}_{arguments.network}"
-    rows = rows_of(name, arguments, "apd_mnist")
+    rows = rows_of(name, arguments, rate=RATE)
     if part == "tables":
         tables(lab, rows)
         for title, numbers in PAPER.items():

@@ -16,10 +16,10 @@ from torch import nn
 
 import bayesify
 from bayesify import measure
-from bayesify.decide import anomaly_table
 from bayesify.methods.distillation import agreement
 from experiments.apd_common import BOUNDS, Data, arguments_of, kept, mlp, rows_of
 from experiments.apd_digits import digits
+from experiments.protocols import anomaly_table
 
 
 def normalised() -> nn.Sequential:

@@ -9,15 +9,29 @@ accuracy on 6,400 of them, and on the validation images once its statistics are 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset, TensorDataset
 
-from bayesify.data import load
+from bayesify import OODRegularizer
+from bayesify.data import OODImages
+from experiments.config import Setting
+from experiments.data import load
 from experiments.networks import cifar_inputs, pretrained
 
-__all__ = ["AugmentedImages", "loaders", "ood_loaders"]
+__all__ = ["AugmentedImages", "Cifar", "loaders", "ood_loaders"]
+
+NUM_DATA = 50_000
+# Noise, which is the proxy of attacks, has to be most of the OOD images: with as many fakes the posterior learns the
+# fakes alone.
+REGULARIZER = OODRegularizer(weight=5.0, threshold=0.45)
+OOD_BATCH, FAKES = 40, 0.2
 
 
 class AugmentedImages(Dataset[tuple[Tensor, Tensor]]):
@@ -69,6 +83,63 @@ def ood_loaders(number: int = 2000) -> dict[str, DataLoader]:
         colour = interpolate(images, size=32, mode="bilinear", antialias=True).expand(-1, 3, -1, -1)
         found[name] = DataLoader(TensorDataset(cifar_inputs(colour.clamp(0, 1))), 256)
     return found
+
+
+@dataclass(frozen=True)
+class Cifar:
+    """A pretrained ResNet and CIFAR-10.
+
+    Attributes:
+        network: "resnet20", "resnet32" or "resnet44".
+        images: Training images in an epoch.
+        fresh: Whether each epoch has others of all 50,000 images, or the first so many.
+        batch: Images in a batch.
+        test: How many test images.
+        ood: How many images of each OOD set; 0 for none.
+        num_data: The number of data that priors and KL divergences are weighed against; None takes `images`.
+        choose: Whether `fit` sees the validation images, to choose by.
+        grey: Whether the border of training images is grey.
+        channels_last: Whether the network is in the memory format that is faster for plain networks on most processors.
+    """
+
+    network: str = "resnet20"
+    images: int = 5000
+    fresh: bool = False
+    batch: int = 128
+    test: int = 8000
+    ood: int = 1000
+    num_data: int | None = None
+    choose: bool = False
+    grey: bool = False
+    channels_last: bool = True
+
+    def setting(self, seed: int, *, trial: bool, work: Path) -> Setting:
+        """Read the images, and the weights of the network."""
+        images, batch, few = (64, 16, 32) if trial else (self.images, self.batch, self.test)
+        whole, val, test = loaders(images=images if trial or not self.fresh else NUM_DATA, grey=self.grey)
+        sampler = RandomSampler(whole.dataset, num_draws=images if self.fresh else None)  # type: ignore[arg-type]
+        val = DataLoader(Subset(val.dataset, range(few)), 256) if trial else val
+        network = pretrained(self.network)
+        return Setting(
+            network.to(memory_format=torch.channels_last) if self.channels_last else network,
+            DataLoader(whole.dataset, batch, sampler=sampler, drop_last=True),
+            val,
+            DataLoader(Subset(test.dataset, range(few)), 256),
+            ood_loaders(min(few, self.ood)) if self.ood else {},
+            {"num_data": self.num_data or len(whole.dataset)} | ({"val_loader": val} if self.choose else {}),  # type: ignore[arg-type]
+            supervision=lambda: _supervision(8 if trial else OOD_BATCH),
+        )
+
+
+def _supervision(batch: int) -> dict[str, Any]:
+    """Return what `fit` needs to ask for uncertainty on OOD images."""
+    made = OODImages(_pixels(), share=FAKES, transform=lambda image: cifar_inputs(image[None])[0])
+    return {"ood_loader": DataLoader(made, batch, shuffle=True), "regularizer": REGULARIZER}
+
+
+@cache
+def _pixels() -> Tensor:
+    return load("cifar10", "train").inputs
 
 
 @torch.no_grad()

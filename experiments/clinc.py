@@ -7,10 +7,9 @@ The word embeddings stay as they are: most words of the test queries do not occu
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
-from collections.abc import Callable, Mapping
-from functools import partial
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,10 +18,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import bayesify
-from bayesify.data import load
-from experiments.rows import Rows
+from experiments.config import Setting
+from experiments.data import load
+from experiments.records import config_hash
 
-__all__ = ["Classifier", "Parts", "classifier", "encoder_layers", "main", "make_encoder", "parts"]
+__all__ = ["Classifier", "Clinc", "Parts", "classifier", "last_layer", "make_encoder", "parts"]
 
 Tokenise = Callable[[tuple[str, ...]], dict[str, Tensor]]
 
@@ -69,7 +69,7 @@ def make_encoder(folder: str) -> tuple[nn.Module, int, Tokenise]:
 
     if folder == "tiny":
         config = BertConfig(
-            vocab_size=128, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
+            vocab_size=128, hidden_size=32, num_hidden_layers=6, num_attention_heads=2, intermediate_size=64
         )
 
         def characters(texts: tuple[str, ...]) -> dict[str, Tensor]:
@@ -101,7 +101,7 @@ def parts(tokenise: Tokenise, *, each: int, every: int = 1) -> Parts:
     )
 
 
-def classifier(folder: str, *, each: int, every: int, epochs: int, work: Path) -> tuple[nn.Module, Parts]:
+def classifier(folder: str, *, each: int, every: int, epochs: int, work: Path | None) -> tuple[nn.Module, Parts]:
     """Return the plain classifier, trained with Adam, and the data; goes on from a checkpoint in `work`."""
     torch.manual_seed(0)
     encoder, width, tokenise = make_encoder(folder)
@@ -111,7 +111,7 @@ def classifier(folder: str, *, each: int, every: int, epochs: int, work: Path) -
         parameter.requires_grad_(False)
     training = bayesify.MAP(optimizer="adam", lr=5e-4, weight_decay=0.0, schedule="cosine", epochs=epochs)
     plain = bayesify.convert(network, training)
-    bayesify.fit(plain, data.train, checkpoint=work / "plain", progress=False, accuracy_tolerance=1.0)
+    bayesify.fit(plain, data.train, checkpoint=work, progress=False, accuracy_tolerance=1.0)
     return plain.network.eval(), data
 
 
@@ -137,49 +137,46 @@ def _loader(part: str, tokenise: Tokenise, *, each: int | None = None, every: in
     return DataLoader(pairs, 64, shuffle=each is not None, collate_fn=collate)  # type: ignore[arg-type]
 
 
-def encoder_layers(network: Any) -> int:
-    """Return how many layers the classifier's encoder has."""
-    return int(network.encoder.config.num_hidden_layers)
+@dataclass(frozen=True)
+class Clinc:
+    """The classifier of intents.
 
-
-def main(
-    name: str,
-    description: str | None,
-    methods: Mapping[str, bayesify.Method],
-    tuning: Mapping[str, bayesify.Method],
-    measured: Callable[..., dict[str, Any]],
-    *,
-    repeated: Callable[[str], bool],
-) -> None:
-    """Read the command line, train the classifier and make the rows of a part.
-
-    Args:
-        name: Of the experiment, and of its results file.
-        description: For the help.
-        methods: The rows of the part "main".
-        tuning: The rows of the part "tuning".
-        measured: Makes a row of (network, data, name, method, seed=, work=, tuning=).
-        repeated: Whether the row of a name is made for every seed; the others for the first alone.
+    Attributes:
+        each: Training queries of every intent.
+        every: Take every so many-th validation and test query.
+        epochs: Of the plain classifier.
+        held_out: Report on validation queries, in and out of scope, instead of test queries: to choose settings by.
+        encoder: The encoder, whose folder the environment variable BAYESIFY_ENCODER names.
     """
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="folder of the encoder, or tiny")
-    parser.add_argument("--part", choices=("main", "tuning"), default="main")
-    parser.add_argument("--each", type=int, default=20, help="training queries of every intent")
-    parser.add_argument("--every", type=int, default=5, help="take every so many-th validation and test query")
-    parser.add_argument("--epochs", type=int, default=5, help="of the plain classifier")
-    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
-    parser.add_argument("--only", nargs="*", help="names of rows")
-    parser.add_argument("--work", type=Path, default=Path("clinc-work"), help="folder for checkpoints")
-    arguments = parser.parse_args()
-    part, work = arguments.part, arguments.work
-    network, data = classifier(
-        arguments.model, each=arguments.each, every=arguments.every, epochs=arguments.epochs, work=work
-    )
-    path = None if arguments.model == "tiny" else Path(__file__).parent / "results" / f"{name}_{part}.json"
-    rows = Rows(path, f"python -m experiments.{name} --model <folder> --part {part} --each {arguments.each}")
-    for label, method in (tuning if part == "tuning" else methods).items():
-        for seed in arguments.seeds if part == "main" and repeated(label) else [0]:
-            if arguments.only is None or label in arguments.only:
-                seeded = dataclasses.replace(method, seed=seed) if hasattr(method, "seed") else method
-                make = partial(measured, network, data, label, seeded, seed=seed, work=work, tuning=part == "tuning")
-                rows.row(f"{label}, seed {seed}", make)
+
+    each: int = 20
+    every: int = 5
+    epochs: int = 5
+    held_out: bool = False
+    encoder: str = "all-MiniLM-L6-v2"
+
+    def setting(self, seed: int, *, trial: bool, work: Path) -> Setting:
+        """Train the plain classifier, or go on with it; a trial takes a small random encoder."""
+        if trial:
+            network, data = classifier("tiny", each=1, every=100, epochs=1, work=None)
+        else:
+            folder = os.environ.get("BAYESIFY_ENCODER")
+            if folder is None:
+                raise FileNotFoundError(f"Set BAYESIFY_ENCODER to the folder of {self.encoder}, to load it from there.")
+            plain = work / f"clinc-{config_hash([self.each, self.epochs, self.encoder])}"
+            network, data = classifier(folder, each=self.each, every=self.every, epochs=self.epochs, work=plain)
+
+        def supervision() -> dict[str, Any]:
+            return {"ood_loader": data.ood, "regularizer": bayesify.OODRegularizer()}
+
+        test, outside = (data.val, data.outside_val) if self.held_out else (data.test, data.outside)
+        return Setting(network, data.train, data.val, test, {"out of scope": outside}, supervision=supervision)
+
+
+def last_layer(layers: int = 6) -> str:
+    """Return the name of the last layer of the encoder, of which all-MiniLM-L6-v2 has six.
+
+    >>> last_layer()
+    'encoder.encoder.layer.5'
+    """
+    return f"encoder.encoder.layer.{layers - 1}"

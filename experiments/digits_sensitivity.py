@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import bayesify
 from bayesify.data import read_digits
 from bayesify.prediction.sensitivity import Sensitivity
+from experiments.records import RESULTS
 
-RESULTS = Path(__file__).parent / "results"
 SHOWN = 6
 
 

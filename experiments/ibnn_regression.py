@@ -9,6 +9,7 @@ nothing.
 from __future__ import annotations
 
 import argparse
+import tempfile
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -20,9 +21,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from bayesify import IBNN, BayesAdapter
-from experiments.rows import Rows
+from experiments.records import RESULTS, Records
 
-RESULTS = Path(__file__).parent / "results"
 NOISE = 3.0  # of y = x^3 on [-4, 4]
 SCALE_X, SCALE_Y = 4.0, 64.0
 EPOCHS = 3000
@@ -107,14 +107,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--depths", type=int, nargs="*", default=[1, 2, 3, 4, 5])
     parser.add_argument("--picture", type=Path, default=RESULTS / "ibnn_regression.svg")
-    parser.add_argument("--trial", action="store_true", help="a few steps, and nothing is kept but the picture")
+    parser.add_argument("--trial", action="store_true", help="a few steps, and nothing is kept")
     arguments = parser.parse_args()
-    rows = Rows(None if arguments.trial else RESULTS / "ibnn_regression.json", "python -m experiments.ibnn_regression")
+    rows = Records(None if arguments.trial else RESULTS / "ibnn_regression.json", {"script": "ibnn_regression"})
+    if arguments.trial:
+        arguments.depths = arguments.depths[:1]
     pairs = product(methods(5 if arguments.trial else EPOCHS).items(), arguments.depths)
-    made = [rows.row(f"{name}, {depth} hidden", partial(run, depth, name, method)) for (name, method), depth in pairs]
+    made = [
+        rows.row(f"{name}, {depth} hidden", partial(run, depth, name, method), config={"method": method})
+        for (name, method), depth in pairs
+    ]
     for row in made:
         print(row["method"], row["depth"], {k: round(v, 3) for k, v in row.items() if isinstance(v, float)})
-    draw(made, arguments.picture)
+    with tempfile.TemporaryDirectory() as folder:
+        draw(made, Path(folder) / "picture.svg" if arguments.trial else arguments.picture)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, cross_entropy, pad, relu
 from torch.utils.data import DataLoader
 
-from bayesify.data import File, load, locate
+from experiments.data import File, load, locate
 
 __all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "CifarResNet", "cifar_inputs", "pretrained"]
 

@@ -19,7 +19,6 @@ import argparse
 import math
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,9 +29,8 @@ import bayesify
 from bayesify import ABNN, APD, IBNN, MAP, SGLD, SWAG, BayesAdapter, DeepEnsemble, Laplace, MCDropout, Method
 from bayesify.likelihoods import Gaussian
 from experiments.hmc import hmc
-from experiments.rows import Rows
+from experiments.records import RESULTS, Records
 
-RESULTS = Path(__file__).parent / "results"
 WRONG, NOISE_STD = 0.2, 0.3
 ENTROPY = -WRONG * math.log(WRONG) - (1 - WRONG) * math.log(1 - WRONG)
 SIZES = (128, 1024, 8192)
@@ -100,6 +98,11 @@ def methods_for(n: int, epochs: int, lr: float = 0.1) -> dict[str, Method]:
     }
 
 
+def method_for(part: str, name: str, n: int) -> Method:
+    """Return a method for n examples of a part."""
+    return methods_for(n, math.ceil(STEPS / math.ceil(n / 128)), 0.01 if part == "numbers" else 0.1)[name]
+
+
 def rate(y: Tensor) -> float:
     """Return a rate of SGD for labels, or for numbers, whose gradients are larger."""
     return 0.01 if y.is_floating_point() else 0.1
@@ -124,7 +127,7 @@ def size_row(data: Callable[[int, int], tuple[Tensor, Tensor]], name: str, n: in
     """Fit a method to n examples and return its mean uncertainties on others."""
     x, y = data(n, 0)
     likelihood: Any = Gaussian() if y.is_floating_point() else "classification"
-    method = methods_for(n, math.ceil(STEPS / math.ceil(n / 128)), rate(y))[name]
+    method = method_for("numbers" if y.is_floating_point() else "classes", name, n)
     posterior = bayesify.convert(trained(x, y, likelihood), method, likelihood=likelihood)
     if name != "map":
         bayesify.fit(posterior, loader_of(x, y), progress=False, seed=0, accuracy_tolerance=1)
@@ -266,17 +269,18 @@ def main() -> None:
     names = [name for name in methods_for(128, 1) if arguments.only is None or name in arguments.only]
     for part in arguments.part:
         path = None if arguments.trial else RESULTS / f"truth_{part}.json"
-        rows = Rows(path, f"python -m experiments.truth --part {part}")
+        rows = Records(path, {"script": "truth", "part": part, "steps": STEPS})
         if part == "hmc":
             reference = Reference(arguments.trial)
             rows.row("hmc, half of the chains", reference.own_row)
             for name in names:
-                rows.row(name, partial(hmc_row, reference, name))
+                rows.row(name, partial(hmc_row, reference, name), config={"method": beside_hmc(name)})
             continue
         data = classes if part == "classes" else numbers
         for name in names:
             for n in SIZES[:1] if arguments.trial else SIZES:
-                rows.row(f"{name}, {n}", partial(size_row, data, name, n))
+                method = method_for(part, name, n)
+                rows.row(f"{name}, {n}", partial(size_row, data, name, n), config={"method": method})
 
 
 if __name__ == "__main__":

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from bayesify.methods.distilled import Generator, Mixture
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from bayesify import ABNN, APD, IBNN, MAP, SGLD, SWAG, BayesAdapter, Laplace, MCDropout, convert, decide
 from bayesify.methods import Bank, list_methods
-from bayesify.methods.distilled import Generator, Mixture
 from bayesify.methods.method import method_from_dict
 
 ROOT = Path(__file__).parents[1]

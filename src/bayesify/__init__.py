@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bayesify import layers, methods
 from bayesify._core.deprecation import moved_modules, moved_names
+from bayesify._moved import missing
 from bayesify.conversion import convert, ensemble
 from bayesify.evaluation import measures as measure
 from bayesify.evaluation.checking import Check, check
@@ -48,8 +49,7 @@ from bayesify.prediction.exporting import export
 from bayesify.storage import load, save
 
 if TYPE_CHECKING:
-    from bayesify import data, decide
-    from bayesify.evaluation import components, report
+    from bayesify import data, decide, report
     from bayesify.prediction import Moments, fit_variance_scale, moment_rule
     from bayesify.prediction.sensitivity import input_sensitivity
 
@@ -90,7 +90,6 @@ __all__ = [
     "calibrate",
     "capabilities",
     "check",
-    "components",
     "convert",
     "data",
     "decide",
@@ -123,27 +122,24 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> Any:
     """Import the parts that a training or a prediction does not need when they are asked for."""
-    if name in ("data", "decide"):
+    if name in ("data", "decide", "report"):
         return import_module(f"bayesify.{name}")
-    if name in ("components", "report"):
-        return import_module(f"bayesify.evaluation.{name}")
     if name == "input_sensitivity":
         return import_module("bayesify.prediction.sensitivity").input_sensitivity
     if name in ("Moments", "fit_variance_scale", "moment_rule"):
         return getattr(import_module("bayesify.prediction"), name)
     if name in ("posteriors", "sensitivity"):
         return sys.modules[f"bayesify.{name}"]
-    return _old_name(name)
+    if name in _OLD:
+        return _old_name(name)
+    raise missing(__name__, name)
 
 
-_old_name = moved_names(
-    "bayesify",
-    {
-        "Law": "bayesify.prediction.Component",
-        "UncertaintyRegulariser": "bayesify.methods.OODRegularizer",
-    },
-    stacklevel=4,
-)
+_OLD = {
+    "Law": "bayesify.laws.Component",
+    "UncertaintyRegulariser": "bayesify.methods.OODRegularizer",
+}
+_old_name = moved_names("bayesify", _OLD, stacklevel=4)
 moved_modules(
     {
         "bayesify.calibrate": "bayesify.prediction.calibration",

@@ -90,12 +90,11 @@ def test_a_posterior_of_other_weights(bayesify, model, tmp_path):
     assert "not the one that" in error
 
 
-def test_missing_data_say_where_to_put_them(bayesify, model, tmp_path, monkeypatch):
-    monkeypatch.setenv("BAYESIFY_DATA", str(tmp_path))
+def test_missing_data_say_how_to_give_them(bayesify, model):
     code, out, error = bayesify("evaluate", *model, "--data", "omniglot", *MAP)
-    assert (code, out) == (1, "")
-    assert str(tmp_path) in error
-    assert "BAYESIFY_DATA" in error
+    assert (code, out) == (2, "")
+    assert "the sets are digits" in error
+    assert "package.module:function" in error
 
 
 def test_debug_shows_where(bayesify):

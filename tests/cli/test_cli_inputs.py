@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from bayesify.cli._data import images_of, load_split, make_loader, match_images, normalised, ood_sets
+from bayesify.cli._data import class_names, images_of, load_split, make_loader, match_images, normalised, ood_sets
 from bayesify.cli._network import find_object, load_network, load_weights, parse_arguments
 from bayesify.cli._output import JobError, UsageError
 from bayesify.data import Split, read_digits
@@ -138,14 +138,13 @@ def test_an_unknown_device_is_explained():
 
 def test_named_sets_load_as_they_are():
     assert torch.equal(load_split("digits", "val").inputs, read_digits("val").inputs)
-    assert load_split("uci/yacht", "val") is None
     assert load_split(f"{NETS}:no_val", "val") is None
 
 
 @pytest.mark.parametrize(
     ("spec", "error", "said"),
     [
-        ("digit", UsageError, "no set 'digit'; the sets are mnist.*package.module:function"),
+        ("digit", UsageError, "no set 'digit'; the sets are digits.*package.module:function"),
         (f"{NETS}:without_split", UsageError, "argument `split`"),
         (f"{NETS}:NOT_A_FUNCTION", UsageError, "argument `split`"),
         (f"{NETS}:bad_data", JobError, "RuntimeError: disk on fire"),
@@ -158,10 +157,11 @@ def test_data_that_are_not_there(spec, error, said, monkeypatch):
         load_split(spec, "test")
 
 
-def test_text_needs_a_function(monkeypatch):
-    monkeypatch.setattr("bayesify.cli._data.load_named", lambda name, split: ("a text", 1))
-    with pytest.raises(UsageError, match="sst2 is text"):
-        load_split("sst2", "test")
+def test_classes_have_the_names_that_the_data_set_gives():
+    split = read_digits("test")
+    assert class_names(split) is None
+    object.__setattr__(split, "classes", ("zero", "one"))
+    assert class_names(split) == ["zero", "one"]
 
 
 def test_an_empty_set_is_refused():

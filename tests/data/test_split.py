@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from bayesify.data import Split, TextSplit
+from bayesify.data import Split
 
 
 def test_a_loader_gives_the_same_batches_as_a_tensor_dataset():
@@ -28,8 +28,3 @@ def test_what_does_not_fit_is_refused():
         Split(torch.zeros(3, 1), torch.zeros(2))
     with pytest.raises(ValueError, match="first dimension"):
         Split(torch.tensor(1.0), torch.tensor(1.0))
-    with pytest.raises(ValueError, match="1 texts but 2 labels"):
-        TextSplit(("a",), torch.tensor([0, 0]), ("x",))
-    for label in (-2, 1):
-        with pytest.raises(ValueError, match=f"labels go from {label} to {label}"):
-            TextSplit(("a",), torch.tensor([label]), ("x",))

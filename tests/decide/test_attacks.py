@@ -166,3 +166,21 @@ def test_the_gradient_of_features_is_that_of_the_cut_network():
         hidden = (hidden - norm.running_mean) / (norm.running_var + norm.eps).sqrt()
         draws.append(torch.tanh(hidden * weights["1.weight"] + weights["1.bias"]))
     assert_close(found, torch.autograd.grad(goal(torch.stack(draws)).sum(), leaf)[0], rtol=1e-9, atol=1e-12)
+
+
+def test_one_draw_is_attacked_in_every_step():
+    """A grey box against the same attack on the draw as a network by itself."""
+    torch.manual_seed(0)
+    made = bayesify.convert(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3)), MCDropout())
+    own = torch.rand(40, 4, generator=torch.Generator().manual_seed(1))
+    labels = torch.arange(40) % 3
+    options = {"radius": 0.2, "step": 0.05, "steps": 5, "random_start": False}
+    found = pgd(made, own, labels, num_draws=1, fresh_draws=False, seed=7, **options)
+    draw, x = made.draw(8), own
+    for _ in range(5):
+        leaf = x.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(draw(leaf), labels, reduction="sum"), leaf)
+        x = (x + 0.05 * gradient.sign()).clamp(own - 0.2, own + 0.2).clamp(0, 1)
+    torch.testing.assert_close(found, x)
+    fresh = pgd(made, own, labels, num_draws=1, seed=7, **options)
+    assert not torch.isclose(fresh, x).all()

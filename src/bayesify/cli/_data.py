@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from bayesify.cli._network import find_object
 from bayesify.cli._output import JobError, UsageError
-from bayesify.data import CIFAR10_CLASSES, SPLITS, Split
+from bayesify.data import SPLITS, Split
 from bayesify.data import load as load_named
 
 __all__ = ["class_names", "images_of", "load_split", "make_loader", "match_images", "normalised", "ood_sets"]
@@ -106,9 +106,10 @@ def images_of(dataset: Dataset[Any], *, most: int = 20_000) -> Tensor | None:
     return ((inputs - low) / (high - low).clamp_min(1e-12)).float()
 
 
-def class_names(spec: str) -> list[str] | None:
-    """Return the names of a named set's classes, where they are more than numbers."""
-    return list(CIFAR10_CLASSES) if spec == "cifar10" else None
+def class_names(dataset: object) -> list[str] | None:
+    """Return the names of the classes where a data set has them: its `classes`, as in torchvision."""
+    names = getattr(dataset, "classes", None)
+    return None if names is None else [str(name) for name in names]
 
 
 def _named(name: str, split: str, option: str) -> Split | None:
@@ -117,12 +118,7 @@ def _named(name: str, split: str, option: str) -> Split | None:
             f"{option}: there is no set {name!r}; the sets are {', '.join(SPLITS)}. Your own data are given as "
             "package.module:function"
         )
-    if split == "val" and "val" not in SPLITS[name]:
-        return None
-    found = load_named(name, split)
-    if not isinstance(found, Split):
-        raise UsageError(f"{option}: {name} is text; give a package.module:function that returns it as tokens")
-    return found
+    return load_named(name, split)
 
 
 def _of_function(spec: str, split: str, option: str) -> Dataset[Any] | None:

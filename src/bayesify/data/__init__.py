@@ -1,23 +1,17 @@
-"""Readers for standard formats, named sets, and inputs that are OOD by construction.
+"""Small sets to try things on, images of a folder, and inputs that are OOD by construction.
 
-Loading never runs code: nothing is unpickled, and every file of a named set is checked for
-being whole before it is used.
+Loading never runs code: nothing is unpickled.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from bayesify._core.deprecation import moved_names
-from bayesify.data.cifar import (
-    CIFAR10_CLASSES,
-    read_cifar10,
-    read_cifar10_archive,
-    read_cifar10_file,
-)
+from bayesify._moved import missing
 from bayesify.data.digits import photo_patches, read_digits
 from bayesify.data.fakes import OODImages, blur, jpeg, mix, noise_in_ball, shuffle_patches
-from bayesify.data.files import File, data_root, download, locate
 from bayesify.data.folder import ImageFolder
-from bayesify.data.idx import read_idx, read_idx_split
 from bayesify.data.ood import (
     gaussian_like,
     gaussian_noise,
@@ -26,43 +20,27 @@ from bayesify.data.ood import (
     to_scale,
     uniform_like,
 )
+from bayesify.data.scales import Scale, Standardised, standardise
 from bayesify.data.sets import SPLITS, load
-from bayesify.data.split import Split, TextSplit, hold_out
-from bayesify.data.text import read_clinc150, read_sst2, read_table
-from bayesify.data.uci import Scale, Standardised, read_uci, standardise
+from bayesify.data.split import Split, hold_out
 
 __all__ = [
-    "CIFAR10_CLASSES",
     "SPLITS",
-    "File",
     "ImageFolder",
     "OODImages",
     "Scale",
     "Split",
     "Standardised",
-    "TextSplit",
     "blur",
-    "data_root",
-    "download",
     "gaussian_like",
     "gaussian_noise",
     "hold_out",
     "jpeg",
     "load",
-    "locate",
     "mix",
     "noise_in_ball",
     "photo_patches",
-    "read_cifar10",
-    "read_cifar10_archive",
-    "read_cifar10_file",
-    "read_clinc150",
     "read_digits",
-    "read_idx",
-    "read_idx_split",
-    "read_sst2",
-    "read_table",
-    "read_uci",
     "rotate",
     "salt_and_pepper",
     "shuffle_patches",
@@ -71,4 +49,13 @@ __all__ = [
     "uniform_like",
 ]
 
-__getattr__ = moved_names(__name__, {"ForeignImages": "bayesify.data.OODImages"})
+
+_OLD = {"ForeignImages": "bayesify.data.OODImages"}
+_old_name = moved_names(__name__, _OLD, stacklevel=4)
+
+
+def __getattr__(name: str) -> Any:
+    """Find old names, and say where one went that is no longer here."""
+    if name in _OLD:
+        return _old_name(name)
+    raise missing(__name__, name)

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from bayesify._core.optional import require
-from bayesify.data._io import PathLike
 
 __all__ = ["ImageFolder"]
 
@@ -36,7 +35,7 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
         mode: ``"RGB"`` or ``"L"`` (grey).
     """
 
-    def __init__(self, root: PathLike, size: int | tuple[int, int], *, mode: str = "RGB") -> None:
+    def __init__(self, root: str | Path, size: int | tuple[int, int], *, mode: str = "RGB") -> None:
         """List the files, without reading one."""
         self.root = Path(root)
         self.size = (size, size) if isinstance(size, int) else tuple(size)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-__all__ = ["Split", "TextSplit", "hold_out"]
+__all__ = ["Split", "hold_out"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,47 +56,6 @@ class Split(Dataset[tuple[Tensor, Tensor]]):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         """Return one ``(input, target)`` pair."""
         return self.inputs[index], self.targets[index]
-
-
-@dataclass(frozen=True, eq=False)
-class TextSplit:
-    """Hold the texts and labels of one part of a data set.
-
-    Attributes:
-        texts: N strings.
-        labels: ``(N,)`` int64, indices into ``label_names``; -1 is a text of no known class.
-        label_names: the classes, in the order of their indices.
-
-    >>> split = TextSplit(("good", "bad"), torch.tensor([1, 0]), ("negative", "positive"))
-    >>> [(text, split.label_names[label]) for text, label in split]
-    [('good', 'positive'), ('bad', 'negative')]
-    """
-
-    texts: tuple[str, ...]
-    labels: Tensor
-    label_names: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        """Refuse texts and labels of different lengths, and labels without a name."""
-        if len(self.texts) != len(self.labels):
-            raise ValueError(f"{len(self.texts)} texts but {len(self.labels)} labels")
-        if len(self.labels) and not -1 <= self.labels.min() <= self.labels.max() < len(self.label_names):
-            raise ValueError(
-                f"labels go from {int(self.labels.min())} to {int(self.labels.max())} but there "
-                f"are {len(self.label_names)} label names"
-            )
-
-    def __len__(self) -> int:
-        """Return the number of texts."""
-        return len(self.texts)
-
-    def __getitem__(self, index: int) -> tuple[str, int]:
-        """Return one ``(text, label)`` pair."""
-        return self.texts[index], int(self.labels[index])
-
-    def __iter__(self) -> Iterator[tuple[str, int]]:
-        """Go through the ``(text, label)`` pairs."""
-        return iter(zip(self.texts, self.labels.tolist(), strict=True))
 
 
 def hold_out(split: Split, fraction: float = 0.1, *, seed: int) -> tuple[Split, Split]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from bayesify._moved import missing
 from bayesify.decide.abstainer import Abstainer, Abstention
 from bayesify.decide.acquisition import Round, acquire, active_learning, batch_bald
 from bayesify.decide.attacks import (
@@ -13,7 +16,6 @@ from bayesify.decide.attacks import (
     surprise,
 )
 from bayesify.decide.detector import Detection, Detector
-from bayesify.decide.protocols import Separation, anomaly_table, attack_table, separation
 
 __all__ = [
     "Abstainer",
@@ -22,16 +24,17 @@ __all__ = [
     "Detector",
     "PredictiveNetwork",
     "Round",
-    "Separation",
     "acquire",
     "active_learning",
-    "anomaly_table",
-    "attack_table",
     "batch_bald",
     "disagreement_avoided",
     "features_moved",
     "fgsm",
     "pgd",
-    "separation",
     "surprise",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Say where a name went that is no longer here."""
+    raise missing(__name__, name)

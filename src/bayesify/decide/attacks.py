@@ -72,7 +72,6 @@ def pgd(
     random_start: bool = True,
     output: str = "prediction",
     fresh_draws: bool = True,
-    nearest: bool = False,
     seed: int = 0,
 ) -> Tensor:
     """Climb a goal by signed gradient steps inside the ball |x - inputs|_inf <= radius (Madry et al. 2018).
@@ -96,8 +95,6 @@ def pgd(
         output: What the goal looks at: "prediction", the network's outputs, or "features" as in `predict`, which
             with `features_moved` is the attack on open-set verification.
         fresh_draws: Whether every step has draws of its own.
-        nearest: Leave each input at the first point of its path at which the draws' average is wrong, and those that
-            are wrong at the start where they are; the goal must be the labels.
         seed: Of the start and of the draws.
 
     Returns:
@@ -119,23 +116,15 @@ def pgd(
             "Give the bounds of these inputs; normalisation belongs into preprocess=."
         )
     check_output(output)
-    if nearest and not isinstance(goal, Tensor):
-        raise ValueError("nearest looks at whether labels are wrong: give the true labels as the goal.")
-    labels = goal if isinstance(goal, Tensor) else torch.empty(0)
     goal = surprise(posterior.likelihood, goal) if isinstance(goal, Tensor) else goal
     x = inputs.detach()
     if random_start:
         generator = torch.Generator().manual_seed(seed)
         start = torch.rand(inputs.shape, generator=generator, dtype=inputs.dtype).to(inputs.device)
         x = (x + radius * (2 * start - 1)).clamp(low, high)
-    moving = torch.ones(len(x), dtype=torch.bool, device=x.device)
     for index in range(steps):
-        draws = seed + 1 + index * fresh_draws
-        if nearest:
-            moving = moving & _right(posterior, x, labels, num_draws, preprocess, draws)
-        gradient = _gradient(posterior, x, goal, num_draws, preprocess, draws, output)
-        moved = (x + step * gradient.sign()).clamp(inputs - radius, inputs + radius).clamp(low, high)
-        x = torch.where(moving.view(-1, *(1,) * (x.ndim - 1)), moved, x)
+        gradient = _gradient(posterior, x, goal, num_draws, preprocess, seed + 1 + index * fresh_draws, output)
+        x = (x + step * gradient.sign()).clamp(inputs - radius, inputs + radius).clamp(low, high)
     return x
 
 
@@ -149,27 +138,9 @@ def fgsm(
     num_draws: int | None = None,
     bounds: tuple[float, float] = (0.0, 1.0),
     preprocess: Callable[[Tensor], Tensor] | None = None,
-    levels: int = 1,
     seed: int = 0,
 ) -> Tensor:
-    """Take one signed gradient step to the border of the ball (Goodfellow et al. 2015); arguments as `pgd`'s.
-
-    With `levels` above 1 the goal must be the labels, and each input goes as far as the first of so many equal parts of
-    the way at which the draws' average is wrong, by the same draws as the gradient's.
-    """
-    if levels > 1:
-        if not isinstance(goal, Tensor):
-            raise ValueError("levels looks at whether labels are wrong: give the true labels as the goal.")
-        gradient = _gradient(
-            posterior, inputs.detach(), surprise(posterior.likelihood, goal), num_draws, preprocess, seed + 1
-        )
-        x = inputs.detach().clone()
-        for level in range(1, levels + 1):
-            left = _right(posterior, x, goal, num_draws, preprocess, seed + 1)
-            if not left.any():
-                break
-            x[left] = (inputs[left] + radius * level / levels * gradient[left].sign()).clamp(*bounds)
-        return x
+    """Take one signed gradient step to the border of the ball (Goodfellow et al. 2015); arguments as `pgd`'s."""
     return pgd(
         posterior,
         inputs,
@@ -183,22 +154,6 @@ def fgsm(
         random_start=False,
         seed=seed,
     )
-
-
-@torch.no_grad()
-def _right(
-    posterior: Posterior,
-    x: Tensor,
-    labels: Tensor,
-    num_draws: int | None,
-    preprocess: Callable[[Tensor], Tensor] | None,
-    seed: int,
-) -> Tensor:
-    """Return where the average of the draws has the right label."""
-    ready = x if preprocess is None else preprocess(x)
-    with posterior.lock, evaluation_mode(posterior):
-        outputs = [evaluate_draw(posterior, ready, key, None) for key in posterior.keys(num_draws, seed)]
-    return posterior.likelihood.log_probs(torch.stack(outputs)).logsumexp(0).argmax(-1) == labels
 
 
 def _gradient(

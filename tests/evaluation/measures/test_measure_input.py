@@ -96,14 +96,12 @@ def test_every_public_name_is_exported() -> None:
         calibration,
         classification,
         detection,
-        draws,
         regression,
         selective,
         uncertainty,
-        verification,
     )
 
-    files = (calibration, classification, detection, draws, regression, selective, uncertainty, verification)
+    files = (calibration, classification, detection, regression, selective, uncertainty)
     declared = sorted(name for file in files for name in file.__all__)
     assert sorted(measure.__all__) == declared
     assert all(getattr(measure, name).__doc__ for name in declared)

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from bayesify.laws.noise import BatchDim
 from torch import Tensor, nn
 from torch.testing import assert_close
 
 from bayesify.laws.gaussian import functions, kernels
 from bayesify.laws.gaussian.site import Pass, Site
-from bayesify.laws.noise import BatchDim
 from tests.laws.gaussian import naive
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bayesify
 from bayesify import SGLD, distill, measure
 from bayesify.data import photo_patches, read_digits, to_scale
-from bayesify.decide import anomaly_table
+from experiments.protocols import anomaly_table
 
 
 @pytest.fixture(scope="module")

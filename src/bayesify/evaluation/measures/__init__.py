@@ -6,6 +6,9 @@ dimension, samples the first. A scalar result is a Python float, a per-example r
 
 from __future__ import annotations
 
+from typing import Any
+
+from bayesify._moved import missing
 from bayesify.evaluation.measures.calibration import (
     Reliability,
     adaptive_ece,
@@ -15,7 +18,6 @@ from bayesify.evaluation.measures.calibration import (
 )
 from bayesify.evaluation.measures.classification import accuracy, brier, nll
 from bayesify.evaluation.measures.detection import aupr, auroc, average_precision, fpr_at_tpr
-from bayesify.evaluation.measures.draws import DrawsCurve, draws_curve
 from bayesify.evaluation.measures.regression import (
     crps_gaussian,
     crps_samples,
@@ -39,13 +41,10 @@ from bayesify.evaluation.measures.uncertainty import (
     mutual_information,
     variation_ratio,
 )
-from bayesify.evaluation.measures.verification import Verification, cosine_scores, verification_accuracy
 
 __all__ = [
-    "DrawsCurve",
     "Reliability",
     "RiskCoverage",
-    "Verification",
     "accuracy",
     "accuracy_after_rejection",
     "accuracy_by_bucket",
@@ -56,11 +55,9 @@ __all__ = [
     "average_precision",
     "brier",
     "classwise_ece",
-    "cosine_scores",
     "coverage_at_risk",
     "crps_gaussian",
     "crps_samples",
-    "draws_curve",
     "ece",
     "entropy",
     "expected_entropy",
@@ -75,5 +72,9 @@ __all__ = [
     "risk_coverage",
     "rmse",
     "variation_ratio",
-    "verification_accuracy",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Say where a name went that is no longer here."""
+    raise missing(__name__, name)

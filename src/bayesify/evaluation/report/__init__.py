@@ -15,17 +15,22 @@ from torch import Tensor
 from bayesify._core.deprecation import renamed
 from bayesify._core.files import write_atomically
 from bayesify._core.optional import require
+from bayesify._moved import missing
 from bayesify.evaluation.checking import Check
 from bayesify.evaluation.comparison import FIT_UNITS, Column, check_comparable, columns, ood_names
 from bayesify.evaluation.evaluation import Evaluation
 from bayesify.evaluation.report._checks import check_rows
-from bayesify.evaluation.report._components import plot_components
 from bayesify.evaluation.report._gallery import Gallery, check_images, choose, galleries
 from bayesify.evaluation.report._sections import sections
 from bayesify.evaluation.report._summary import summary
 from bayesify.evaluation.report._svg import SETTINGS
 
-__all__ = ["plot_components", "write_report"]
+__all__ = ["write_report"]
+
+
+def __getattr__(name: str) -> Any:
+    """Say where a name went that is no longer here."""
+    raise missing(__name__, name)
 
 
 @renamed(foreign_images="ood_images")

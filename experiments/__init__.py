@@ -1,0 +1,1 @@
+"""Experiments on real data: what makes the tables and figures of the documentation."""

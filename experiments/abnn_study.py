@@ -1,0 +1,74 @@
+"""What members and noise bring apart in ABNN's fit, and what networks that were trained apart would.
+
+`BAYESIFY_DATA=... python -m experiments.abnn_study` takes the first fit of `python -m experiments.run
+abnn_cifar_main_resnet20` from its checkpoint in `--work`. Rows go to
+`experiments/results/abnn_cifar_study_resnet20.json`. `--trial` takes a few images and keeps nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import bayesify
+from bayesify import ABNN
+from bayesify.laws import NormNoise
+from experiments.config import Setting
+from experiments.measures import Scored, calibrated, targets_of
+from experiments.networks import pretrained
+from experiments.records import RESULTS, Records
+from experiments.run import fitted, found
+
+# How strong the noise is, as a share of the fit's, and how many draws.
+PARTS = {"nine draws": (1.0, 9), "thirty draws": (1.0, 30), "the three members without noise": (0.0, 3)}
+APART = ("resnet20", "resnet32", "resnet44")
+
+
+def part_of(
+    posterior: bayesify.Posterior, setting: Setting, share: float, draws: int, *, trial: bool
+) -> dict[str, Any]:
+    """Measure with another strength of the noise."""
+    assert isinstance(posterior.method, ABNN)
+    layers = [module for module in posterior.modules() if isinstance(module, NormNoise)]
+    try:
+        for layer in layers:
+            layer.alpha = share * posterior.method.alpha
+        return Scored(num_draws=draws, test=False)(posterior, setting, seed=0, trial=trial)
+    finally:
+        for layer in layers:
+            layer.alpha = posterior.method.alpha
+
+
+def apart(setting: Setting) -> dict[str, Any]:
+    """Measure the average of networks that were trained apart."""
+    outputs = []
+    for loader in (setting.val, setting.test):
+        members = [bayesify.convert(pretrained(name), "map") for name in APART]
+        predictions = [bayesify.predict(member, loader, num_draws=1) for member in members]
+        outputs.append((torch.stack([p.log_probs for p in predictions]), targets_of(members[0], loader)))  # type: ignore[attr-defined]
+    return calibrated(*outputs)
+
+
+def main() -> None:
+    """Make the rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, default=Path("work"), help="folder for checkpoints")
+    parser.add_argument("--trial", action="store_true", help="a few images, and nothing is kept")
+    arguments = parser.parse_args()
+    config = found("abnn_cifar_main_resnet20", "abnn")
+    posterior, setting = fitted(config, trial=arguments.trial, work=arguments.work)
+    records = Records(None if arguments.trial else RESULTS / "abnn_cifar_study_resnet20.json", config.described())
+    for name, (share, draws) in PARTS.items():
+        make = partial(part_of, posterior, setting, share, draws, trial=arguments.trial)
+        records.row(name, make, config={"share": share, "draws": draws})
+    records.row(
+        "the average of the pretrained ResNets 20, 32 and 44", partial(apart, setting), config={"networks": APART}
+    )
+
+
+if __name__ == "__main__":
+    main()

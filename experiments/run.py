@@ -1,0 +1,126 @@
+"""Run experiments: `BAYESIFY_DATA=... python -m experiments.run abnn_cifar_main_resnet20`.
+
+Without a name it lists the experiments, which `experiments/configs/*.py` describe. A line of a table is fitted and
+measured for each seed, and goes to `experiments/results/<name>.json` (`experiments/records.py` says what a row holds);
+what is there for the same configuration and seed is not made again. Fits that were stopped go on from their checkpoints
+in `--work`, which rows with the same fit share. `--trial` takes a few examples, one seed, and keeps nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import bayesify
+from experiments.config import Config, Setting, Task
+from experiments.configs import experiments
+from experiments.records import RESULTS, Records
+
+__all__ = ["fitted", "found", "main", "measured"]
+
+
+def found(experiment: str, name: str) -> Config:
+    """Return a configuration by its names."""
+    return next(config for config in experiments()[experiment] if config.name == name)
+
+
+@lru_cache(maxsize=2)
+def ready(task: Task, seed: int, trial: bool, work: Path) -> Setting:
+    """Return a task made ready, which several rows share."""
+    torch.manual_seed(seed)
+    return task.setting(seed, trial=trial, work=work)
+
+
+@lru_cache(maxsize=1)
+def _fitted(config: Config, seed: int, trial: bool, work: Path) -> tuple[bayesify.Posterior, float]:
+    setting = ready(config.task, seed, trial, work)
+    method = config.method
+    if trial:
+        method = dataclasses.replace(method, epochs=min(1, method.epochs))
+    if hasattr(method, "seed"):
+        method = dataclasses.replace(method, seed=seed)
+    include = None if config.include is None else list(config.include)
+    posterior = bayesify.convert(setting.network, method, include=include, likelihood=copy.deepcopy(setting.likelihood))
+    began = time.perf_counter()
+    if method.learns:
+        options: dict[str, Any] = {"accuracy_tolerance": 1.0, **setting.fitting}
+        if method.epochs and not trial:
+            options |= {"checkpoint": work / f"{config.fit_hash()}-{seed}", "checkpoint_steps": 100}
+        if config.supervised:
+            assert setting.supervision is not None, f"{config.task} has no OOD inputs to learn from"
+            options |= setting.supervision()
+        bayesify.fit(posterior, setting.train, seed=seed, progress=False, **options)
+    return posterior.eval(), time.perf_counter() - began
+
+
+def fitted(
+    config: Config, seed: int = 0, *, trial: bool = False, work: Path = Path("work")
+) -> tuple[bayesify.Posterior, Setting]:
+    """Return the fitted posterior of a configuration, from its checkpoint if it is there, and its setting."""
+    posterior, _ = _fitted(_to_fit(config), seed, trial, work)
+    return posterior, ready(config.task, seed, trial, work)
+
+
+def measured(config: Config, seed: int, *, trial: bool = False, work: Path = Path("work")) -> dict[str, Any]:
+    """Fit and measure."""
+    try:
+        posterior, seconds = _fitted(_to_fit(config), seed, trial, work)
+    except bayesify.NonFiniteError as error:
+        return {"failed": str(error)}
+    row: dict[str, Any] = {"fit seconds": round(seconds, 1)}
+    row["parameters learned"] = sum(p.numel() for p in posterior.parameters() if p.requires_grad)
+    setting = ready(config.task, seed, trial, work)
+    for measure in config.measures:
+        row |= measure(posterior, setting, seed=seed, trial=trial)
+    return row
+
+
+def _to_fit(config: Config) -> Config:
+    """Return a configuration that is equal for rows that differ only in what they are called and measure."""
+    return dataclasses.replace(config, name="", measures=(), seeds=())
+
+
+def run(
+    name: str, configs: Sequence[Config], *, seeds: Sequence[int] | None = None, trial: bool = False, work: Path,
+    results: Path = RESULTS,
+) -> None:  # fmt: skip
+    """Make the rows of an experiment that are not there."""
+    records = Records(None if trial else results / f"{name}.json")
+    for config in configs:
+        for seed in config.seeds[:1] if trial else (config.seeds if seeds is None else seeds):
+            make = partial(measured, config, seed, trial=trial, work=work)
+            records.row(config.name, make, config=config.described(), seed=seed)
+
+
+def main(words: Sequence[str] | None = None, known: Mapping[str, Sequence[Config]] | None = None) -> None:
+    """Read the command line and run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("experiments", nargs="*", help="names; all are listed if there is none")
+    parser.add_argument("--only", nargs="*", help="names of rows")
+    parser.add_argument("--seeds", type=int, nargs="*", help="other seeds than the configurations'")
+    parser.add_argument("--work", type=Path, default=Path("work"), help="folder for checkpoints")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for results")
+    parser.add_argument("--trial", action="store_true", help="a few examples, and nothing is kept")
+    arguments = parser.parse_args(words)
+    all_of_them = experiments() if known is None else known
+    for name in arguments.experiments:
+        if name not in all_of_them:
+            parser.error(f"there is no experiment {name!r}; they are {', '.join(all_of_them)}")
+        chosen = [c for c in all_of_them[name] if arguments.only is None or c.name in arguments.only]
+        options = {"seeds": arguments.seeds, "trial": arguments.trial, "work": arguments.work}
+        run(name, chosen, results=arguments.results, **options)
+    if not arguments.experiments:
+        for name, configs in all_of_them.items():
+            print(name, *(f"    {config.name}" for config in configs), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""The runner: every configuration can be built and told apart, and a small one runs, is kept and is not made again."""
+
+import dataclasses
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bayesify
+from experiments.config import Config
+from experiments.configs import experiments
+from experiments.digits import Digits
+from experiments.measures import Predictor, Predictors, Scored
+from experiments.records import RESULTS
+from experiments.run import fitted, found, main, measured
+
+ROOT = Path(__file__).parents[2]
+MODULES = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for path in (ROOT / "experiments").rglob("*.py")
+    if path.name != "__init__.py"
+)
+SCRIPTS = [name for name in MODULES if "--trial" in Path(ROOT / (name.replace(".", "/") + ".py")).read_text("utf-8")]
+PARTS = {
+    "experiments.apd_mnist": ("tables", "rates", "agreements", "study", "samples", "scales", "components", "games")
+}
+QUICK = Digits(hidden=16, epochs=2)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_module_can_be_imported(name):
+    assert importlib.import_module(name).__doc__
+
+
+@pytest.mark.parametrize("name", experiments())
+def test_configurations_have_names_and_hashes_of_their_own(name):
+    configs = experiments()[name]
+    assert len({config.name for config in configs}) == len(configs) > 0
+    assert len({json.dumps(config.described(), sort_keys=True) for config in configs}) == len(configs)
+    for config in configs:
+        assert config.seeds
+        assert hash(config) == hash(dataclasses.replace(config))
+
+
+def test_seeds_and_names_do_not_decide_the_fit_but_everything_else_does():
+    config = found("digits", "bayes-adapter")
+    same = dataclasses.replace(config, name="other", seeds=(7,), measures=(Scored(num_draws=2),))
+    assert config.fit_hash() == same.fit_hash()
+    changes = {
+        "task": Digits(hidden=7), "method": dataclasses.replace(config.method, lr=0.5), "include": ("1",),
+        "supervised": True,
+    }  # fmt: skip
+    others = {dataclasses.replace(config, **{key: value}).fit_hash() for key, value in changes.items()}
+    assert len(others | {config.fit_hash()}) == 5
+    assert "seeds" not in config.described()
+
+
+def test_an_experiment_is_kept_and_not_made_again(tmp_path, capsys):
+    configs = [
+        Config("map", QUICK, bayesify.MAP(), (Scored(),)),
+        Config("abnn", QUICK, bayesify.ABNN(epochs=1), (Scored(num_draws=3),), seeds=(0, 1)),
+    ]
+    words = ["tiny", "--results", str(tmp_path), "--work", str(tmp_path / "work")]
+    main(words, {"tiny": configs})
+    text = (tmp_path / "tiny.json").read_text()
+    rows = json.loads(text)["rows"]
+    assert [(row["name"], row["seed"]) for row in rows] == [("map", 0), ("abnn", 0), ("abnn", 1)]
+    assert all(0 < row["measures"]["test"]["nll"] < 10 for row in rows)
+    assert rows[1]["measures"]["test"] != rows[2]["measures"]["test"], "the seed is used"
+    assert rows[1]["config"]["method"]["class"] == "ABNN"
+    main(words, {"tiny": configs})
+    assert (tmp_path / "tiny.json").read_text() == text, "everything is there"
+    other = dataclasses.replace(configs[0], task=dataclasses.replace(QUICK, epochs=3))
+    main(words, {"tiny": [other]})
+    assert len(json.loads((tmp_path / "tiny.json").read_text())["rows"]) == 4, "another task is another row"
+    capsys.readouterr()
+
+
+def test_rows_with_the_same_fit_share_it_and_measures_leave_it_alone(tmp_path):
+    ways = Predictors((Predictor("mean", "mean"), Predictor("streamlined", "streamlined")))
+    config = Config("a", QUICK, bayesify.BayesAdapter(epochs=1), (ways, Scored(num_draws=3)))
+    first = measured(config, 0, work=tmp_path)
+    posterior, setting = fitted(dataclasses.replace(config, name="b", measures=()), work=tmp_path)
+    again = Scored(num_draws=3)(posterior, setting, seed=0, trial=False)
+    assert {key: first[key] for key in again} == again
+    assert first["mean"]["test"]["accuracy"] == pytest.approx(again["test"]["accuracy"], abs=0.05)
+    assert set(first["streamlined"]) == {"test", "test, scaled", "variance scale", "predictor"}
+    assert [path.name for path in tmp_path.iterdir()] == [f"{config.fit_hash()}-0"]
+
+
+def test_scored_is_what_evaluate_says(tmp_path):
+    posterior, setting = fitted(Config("a", QUICK, bayesify.MCDropout(), ()), work=tmp_path)
+    row = Scored(num_draws=4)(posterior, setting, seed=5, trial=False)
+    theirs = bayesify.evaluate(posterior, setting.test, ood=setting.ood, num_draws=4, seed=5).metrics
+    for ours, name in (("accuracy", "accuracy"), ("nll", "nll"), ("ece", "ece"), ("aurc", "aurc"), ("brier", "brier")):
+        assert row["test"][ours] == pytest.approx(theirs[name], abs=2e-5)
+    assert row["test"]["auroc-total/photos"] == pytest.approx(theirs["auroc/photos"], abs=2e-5)
+    assert row["test"]["auroc-epistemic/photos"] == pytest.approx(theirs["auroc-epistemic/photos"], abs=2e-5)
+    assert row["test, calibrated"]["nll"] <= row["test"]["nll"] + 0.05
+
+
+def test_results_belong_to_an_experiment_or_a_script():
+    """No results file is left of what nobody can run."""
+    texts = "".join((ROOT / (name.replace(".", "/") + ".py")).read_text("utf-8") for name in MODULES)
+    for path in RESULTS.glob("*.json"):
+        stem = path.stem.removesuffix("_resnet20").removesuffix("_fcNN1").removesuffix("_fcNN2")
+        words = stem.split("_")
+        assert path.stem in experiments() or any("_".join(words[:n]) in texts for n in (len(words), len(words) - 1)), (
+            path
+        )
+
+
+# Importing transformers reads torchvision, which is installed without its operators where only tests need it.
+AS_MODULE = """
+import runpy, sys
+from tests.torchvision_stub import declare_torchvision_operators
+declare_torchvision_operators()
+sys.argv = sys.argv[1:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+
+
+def run_trial(*words: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(["src", ".", os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-c", AS_MODULE, *words, "--trial"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+needs_data = pytest.mark.skipif(
+    not os.environ.get("BAYESIFY_DATA"), reason="BAYESIFY_DATA names no folder of real data"
+)
+
+
+@pytest.mark.slow
+@needs_data
+@pytest.mark.parametrize("name", experiments())
+def test_an_experiment_runs(name, tmp_path):
+    """The last line of each table, on a few examples: the first is mostly the plain network."""
+    run_trial("experiments.run", name, "--only", experiments()[name][-1].name, "--work", str(tmp_path))
+
+
+@pytest.mark.slow
+@needs_data
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if name not in ("experiments.run", *PARTS)])
+def test_a_script_runs(name):
+    run_trial(name)
+
+
+@pytest.mark.slow
+@needs_data
+@pytest.mark.parametrize(("name", "part"), [(name, part) for name, parts in PARTS.items() for part in parts])
+def test_a_part_of_a_script_runs(name, part):
+    run_trial(name, "--part", part)
