@@ -188,7 +188,7 @@ class Reference:
         generator = torch.Generator().manual_seed(0)
         start = torch.randn(chains, sum(sizes), generator=generator, dtype=torch.float64)
         found, accepted = hmc(
-            potential, start, num_draws=samples, burn_in=burn_in, leapfrogs=30, step=0.05, generator=generator
+            potential, start, num_samples=samples, burn_in=burn_in, leapfrogs=30, step=0.05, generator=generator
         )
         thinned = found[::10].transpose(0, 1)  # (chains, samples, parameters)
         grid = self.grid.double()

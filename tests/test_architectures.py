@@ -6,6 +6,7 @@ from torch import nn
 
 from bayesify import ABNN, APD, SGLD, SWAG, BayesAdapter, DeepEnsemble, Laplace, MCDropout, convert, fit, predict
 from bayesify.methods import list_methods
+from tests.marks import slow_product
 from tests.torchvision_stub import import_torchvision
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -155,8 +156,7 @@ def fit_a_little(posterior, inputs):
     posterior.refresh_statistics([batch])
 
 
-@pytest.mark.parametrize("architecture", NETWORKS)
-@pytest.mark.parametrize("name", sorted(list_methods()))
+@pytest.mark.parametrize(("architecture", "name"), slow_product(NETWORKS, sorted(list_methods())))
 def test_convert_and_predict(architecture, name):
     make, inputs = NETWORKS[architecture]
     network = as_if_trained(make(), inputs)

@@ -1,5 +1,6 @@
 """The python blocks of the pages of docs run, in order; the guide's take a network and data that the reader has."""
 
+import re
 from collections import OrderedDict
 from pathlib import Path
 
@@ -9,9 +10,12 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
+from tests.marks import slow_but
 from tests.test_readme import BLOCK
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+FENCE = re.compile(r"^ *(```+|~~~+) *(?P<language>\w*)", re.MULTILINE)
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if BLOCK.search(page.read_text(encoding="utf-8"))]
 
 
@@ -36,7 +40,23 @@ def _given() -> dict[str, object]:
     return {"bayesify": bayesify, "torch": torch, "network": _Network(), "loader": loader, "val_loader": val_loader}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_no_block_of_code_escapes():
+    """What is python is called so, is executed, and is on a page that is; the README's are in `test_readme`."""
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+    assert len(pages) > 15
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        languages = [fence["language"] for fence in FENCE.finditer(text)]
+        assert not any(languages[1::2]), page  # every second one ends a block
+        assert set(languages[::2]) <= {"python", "sh", "text", "json", "toml"}, page
+        blocks = list(BLOCK.finditer(text))
+        assert len(blocks) == languages.count("python"), page
+        assert not any(block["skip"] for block in blocks), page
+        assert not blocks or page in PAGES or page.name == "README.md", page
+        assert not re.search(r"^ *>>> ", text, re.MULTILINE), page
+
+
+@pytest.mark.parametrize("page", slow_but([DOCS / "guide.md"], PAGES), ids=lambda page: page.stem)
 def test_python_blocks_of_a_page_run_in_order(page, monkeypatch, tmp_path):
     text = page.read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)

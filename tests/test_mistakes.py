@@ -86,6 +86,7 @@ def test_results_print_in_a_line():
     assert all("tensor" not in repr(value) and "\n" not in repr(value) for value in (history, prediction, evaluation))
 
 
+@pytest.mark.slow
 def test_the_package_runs_as_a_program():
     run = subprocess.run([sys.executable, "-m", "bayesify", "--version"], capture_output=True, text=True, check=True)
     assert bayesify.__version__ in run.stdout

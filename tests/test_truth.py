@@ -25,7 +25,7 @@ def test_hmc_samples_a_posterior_that_is_known():
         return (y - x @ w).square().sum() / (2 * 0.25) + w.square().sum() / 2
 
     start = torch.zeros(64, 3, dtype=torch.float64)
-    settings = {"num_draws": 100, "burn_in": 50, "leapfrogs": 10, "step": 0.1}
+    settings = {"num_samples": 100, "burn_in": 50, "leapfrogs": 10, "step": 0.1}
     samples, accepted = hmc(potential, start, generator=generator, **settings)
     assert 0.6 < accepted.mean() < 0.95
     # Each chain's mean is an independent estimate: their spread gives the standard error, however slow the chains mix.

@@ -133,6 +133,7 @@ def start(*words):
     )
 
 
+@pytest.mark.slow
 def test_as_a_process(weights):
     words = ("predict", "--model", f"{NETS}:make_network", "--weights", str(weights))
     with start(*words, "--data", f"{NETS}:few_digits", *MAP) as process:
@@ -141,6 +142,7 @@ def test_as_a_process(weights):
     assert "predict" in error  # the progress bar
 
 
+@pytest.mark.slow
 def test_the_parser_loads_neither_figures_nor_data_readers():
     code = "from bayesify.cli._arguments import read_command; read_command(['methods'])"
     code += "; import sys; print(sorted(sys.modules))"
@@ -159,6 +161,7 @@ def test_what_is_missing_is_named_with_the_extra_that_brings_it(bayesify, monkey
     assert bayesify("methods") == (1, "", said)
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_early_is_no_traceback(weights):
     words = ("predict", "--model", f"{NETS}:make_network", "--weights", str(weights), *DIGITS, *MAP, "--quiet")
     with start(*words) as process:

@@ -42,6 +42,7 @@ def _command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_packages_in_the_present_folder_are_not_run_in_place_of_installed_ones(tmp_path: Path):
     """A folder that was downloaded may hold anything; modules that only it has are the user's own."""
     folder, mark = tmp_path / "downloaded", tmp_path / "ran"

@@ -168,6 +168,7 @@ def test_a_network_with_random_weights_goes_on_from_its_checkpoint(bayesify, tmp
         assert code == 0, error
 
 
+@pytest.mark.slow
 def test_saved_posteriors_evaluate_and_compare_alike(bayesify, model, tmp_path):
     fitted(bayesify, model, tmp_path / "swag")
     common = (*model, "--data", "digits", "--posterior", tmp_path / "swag", "--num-draws", 5, "--json")
@@ -183,6 +184,7 @@ def test_saved_posteriors_evaluate_and_compare_alike(bayesify, model, tmp_path):
     assert "</html>" in report.read_text()
 
 
+@pytest.mark.slow
 def test_compare_prints_every_method_and_what_failed(bayesify, model, tmp_path):
     report = tmp_path / "comparison.html"
     words = ("--data", f"{NETS}:few_digits", "--method", "mc-dropout", "--method", "swag", "--epochs", 1)

@@ -9,6 +9,7 @@ from bayesify.data import read_digits
 from bayesify.demo import read_data
 
 
+@pytest.mark.slow
 def test_every_method_is_in_the_table_and_a_failure_stops_no_other(bayesify, tmp_path, monkeypatch):
     @dataclass(frozen=True, kw_only=True)
     class Broken(library.MAP):

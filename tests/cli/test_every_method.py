@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader
 
 import bayesify as library
 from tests.cli.nets import few_digits, make_trained
+from tests.marks import slow_but
 
 NETS = "tests.cli.nets"
 MODEL = ("--model", f"{NETS}:make_normed", "--data", f"{NETS}:few_digits", "--quiet", "--batch-size", 20)
@@ -30,7 +31,7 @@ def test_every_method_is_here():
     assert set(QUICK) == set(library.list_methods())
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", slow_but(["mc-dropout"], QUICK))
 def test_every_command(bayesify, tmp_path, name):
     words = (*MODEL, "--method", name, *QUICK[name])
     code, text, error = bayesify("fit", *words, "--out", tmp_path / name, "--json")
@@ -61,6 +62,7 @@ def test_a_method_that_learns_without_epochs_needs_no_company(bayesify):
     assert json.loads(text)["failures"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("--calibrate",)])
 def test_the_prior_is_chosen_on_the_validation_part(bayesify, tmp_path, more):
     model = ("--model", f"{NETS}:make_trained", *MODEL[2:])

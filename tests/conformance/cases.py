@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from bayesify import ABNN, APD, IBNN, MAP, SGLD, SWAG, BayesAdapter, DeepEnsemble, Laplace, MCDropout, Method, Posterior
+from bayesify.laws import Key
 
 CLASSES = 3
 
@@ -23,49 +24,39 @@ class Case:
     Attributes:
         noisy: A configuration that is random after a short fit.
         silent: The same method with all noise scales at zero.
-        random: Whether draws differ at all.
-        mean: Whether there is a mean network.
-        any_draws: Whether any number of draws can be had.
-        prior: Whether a prior moves parameters that no output depends on.
         variant: What tells several rows of one method apart.
     """
 
     noisy: Method
     silent: Method
-    random: bool = True
-    mean: bool = True
-    any_draws: bool = True
-    prior: bool = False
     variant: str = ""
 
     @property
     def name(self) -> str:
         return self.noisy.name + self.variant
 
+    def __str__(self) -> str:
+        return self.name
+
 
 CASES = (
-    Case(MAP(epochs=2), MAP(), random=False, any_draws=False),
+    Case(MAP(epochs=2), MAP()),
     Case(MCDropout(p=0.5, epochs=2), MCDropout(p=0.0)),
     Case(
         DeepEnsemble(members=2, epochs=2),
         DeepEnsemble(members=2, start="network"),
-        mean=False,
-        any_draws=False,
     ),
     Case(
         SWAG(rank=2, num_bn_draws=4, epochs=3, snapshots_per_epoch=2, lr=0.1),
         SWAG(rank=2, num_bn_draws=4, scale=0.0),
-        any_draws=False,
     ),
     Case(
         ABNN(members=2, draws_per_member=2, alpha=0.5, epochs=2, lr=0.1),
         ABNN(members=2, draws_per_member=2, alpha=0.0, eta=0.0),
-        mean=False,
     ),
     Case(
         BayesAdapter(start_std=(0.05, 0.1), epochs=2, weight_decay=0.01),
         BayesAdapter(start_std=(0.0, 0.0)),
-        prior=True,
     ),
     Case(Laplace(), Laplace()),
     Case(
@@ -85,13 +76,10 @@ CASES = (
     Case(
         SGLD(samples_per_chain=4, epochs=3, lr=0.5, weight_decay=0.0, burn_in=0.3),
         SGLD(samples_per_chain=4),
-        any_draws=False,
     ),
     Case(
         SGLD(samples_per_chain=2, chains=2, together=True, epochs=3, lr=0.5, weight_decay=0.0, burn_in=0.3),
         SGLD(samples_per_chain=2, chains=2, together=True),
-        mean=False,
-        any_draws=False,
         variant=", together",
     ),
     Case(
@@ -107,7 +95,6 @@ CASES = (
             weight_decay=0.0,
         ),
         APD(hidden=(6,), latent=4, num_bn_draws=4, samples_per_chain=4),
-        any_draws=False,
     ),
     Case(
         APD(
@@ -126,10 +113,31 @@ CASES = (
             weight_decay=0.0,
         ),
         APD(online=True, hidden=(6,), latent=4, num_bn_draws=4, samples_per_chain=4),
-        any_draws=False,
         variant=", online",
     ),
 )
+
+
+# -- what a posterior can do: asked of itself, here alone -----------------------------------------------------------
+
+
+def is_random(posterior: Posterior) -> bool:
+    """Return whether draws differ at all."""
+    return bool(posterior.sites())
+
+
+def has_mean(posterior: Posterior) -> bool:
+    """Return whether there is a mean network."""
+    try:
+        with posterior.mean():
+            return True
+    except ValueError:
+        return False
+
+
+def several_keys(posterior: Posterior, seed: int, most: int = 3) -> list[Key]:
+    """Return the keys of a few draws, as many as there are."""
+    return posterior.keys(min(most, len(posterior.keys(None, seed))), seed)
 
 
 # -- networks ---------------------------------------------------------------------------------------------------

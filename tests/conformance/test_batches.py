@@ -12,7 +12,9 @@ from torch.testing import assert_close
 from transformers.utils import ModelOutput
 
 import bayesify
-from tests.conformance.cases import CLASSES, Case
+from tests.conformance.cases import CASES, CLASSES, Case
+from tests.conformance.pairs import pairwise
+from tests.marks import slow_product
 
 ROWS = 8
 
@@ -74,8 +76,11 @@ def _network(kind: str) -> Two:
 
 
 @pytest.mark.filterwarnings("ignore:This posterior has no uncertainty yet")
-@pytest.mark.parametrize("kind", OUTPUTS)
-@pytest.mark.parametrize("structure", _batches())
+@pytest.mark.parametrize(
+    ("case", "structure", "kind"),
+    pairwise(CASES, list(_batches()), list(OUTPUTS)),
+    ids=str,
+)
 def test_structures_of_inputs_and_outputs(case: Case, structure: str, kind: str):
     inputs, batch = _batches()[structure]
     network = _network(kind)
@@ -85,8 +90,15 @@ def test_structures_of_inputs_and_outputs(case: Case, structure: str, kind: str)
     assert_close(bayesify.predict(posterior, inputs, seed=0).logits_mean, expected - expected.mean(-1, keepdim=True))
     nll = nn.functional.cross_entropy(expected, labels)
     assert_close(posterior.loss(batch, num_data=ROWS).total, nll)
-    # In a loop over batches, to the end of a fit.
-    fitted = bayesify.convert(network, case.noisy)
+
+
+@pytest.mark.parametrize(("case", "structure"), slow_product(CASES, _batches()), ids=str)
+def test_structures_in_a_loop_over_batches(case: Case, structure: str):
+    kind = list(OUTPUTS)[CASES.index(case) % len(OUTPUTS)]
+    _, batch = _batches()[structure]
+    left, right, labels = _tensors()
+    expected = _network("tensor")(left, None if structure == "tensor" else right)
+    fitted = bayesify.convert(_network(kind), case.noisy)
     history = bayesify.fit(fitted, [batch, batch], num_data=ROWS, epochs=1, progress=False, accuracy_tolerance=1)
     assert history.accuracy_before == (expected.argmax(-1) == labels).double().mean()
     assert len(bayesify.predict(fitted, [batch, batch], seed=0)) == 2 * ROWS
@@ -108,6 +120,7 @@ def test_a_parameter_without_gradient_trains_and_stays(case: Case):
     posterior = bayesify.convert(network, case.noisy)
     before = {name: tensor.clone() for name, tensor in posterior.state_dict().items()}
     batch = _batches()["tensor"][1]
+    reached = _reached(posterior, batch)
     bayesify.fit(posterior, [batch] * 4, num_data=ROWS, progress=False, accuracy_tolerance=1)
     after = posterior.state_dict()
     # The head and the layer before it: what every method trains, some of them one of the two only.
@@ -115,8 +128,17 @@ def test_a_parameter_without_gradient_trains_and_stays(case: Case):
     trained = [name for name in after if any(part in name for part in ("head", "norm", "generator"))]
     assert any(not torch.equal(before[name], after[name]) for name in trained)
     # Without data a Laplace posterior is as wide as its prior; its mean is the network's own.
-    widths = ("square", "deviations", "left", "right", *(() if case.prior else ("log_std",)))
+    widths = ("square", "deviations", "left", "right", "log_std")
     for name in before.keys() & after.keys():
-        if name.endswith("unused.weight") and not name.startswith(widths):
+        if name.endswith("unused.weight") and (name in reached or not name.startswith(widths)):
             # Weight decay acts on gradients, so a parameter that never gets one stays where it is; a prior moves it.
-            assert torch.equal(before[name], after[name]) != case.prior, name
+            assert torch.equal(before[name], after[name]) != (name in reached), name
+
+
+def _reached(posterior: bayesify.Posterior, batch: Any) -> set[str]:
+    """Return the parameters that the loss depends on, if only by its prior."""
+    named = dict(posterior.named_parameters())
+    total = posterior.loss(batch, num_data=ROWS).total
+    found = torch.autograd.grad(total, [p for p in named.values() if p.requires_grad], allow_unused=True)
+    trained = [name for name, p in named.items() if p.requires_grad]
+    return {name for name, gradient in zip(trained, found, strict=True) if gradient is not None and gradient.any()}

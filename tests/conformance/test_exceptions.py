@@ -1,5 +1,7 @@
 """A failure leaves the posterior as it was: modes, layers, and whether there is noise."""
 
+import copy
+import functools
 import random
 from contextlib import nullcontext
 
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 
 import bayesify
 from bayesify import Posterior
-from tests.conformance.cases import CASES, CLASSES, Case, Example, fitted
+from tests.conformance.cases import CLASSES, Case, Example, has_mean, is_random
 
 
 class BlownError(Exception):
@@ -32,6 +34,11 @@ class Fuse(nn.Module):
 
 
 def _posterior(case: Case) -> Posterior:
+    return copy.deepcopy(_fitted(case))
+
+
+@functools.cache
+def _fitted(case: Case) -> Posterior:
     torch.manual_seed(3)
     network = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), Fuse(), nn.Linear(8, CLASSES)).eval()
     posterior = bayesify.convert(network, case.noisy)
@@ -52,11 +59,11 @@ def _state(posterior: Posterior) -> tuple:
     return modules, noise.silent, noise.keys, noise.member
 
 
-def _assert_works(case: Case, posterior: Posterior) -> None:
+def _assert_works(posterior: Posterior) -> None:
     x = torch.randn(32, 4)
     with torch.no_grad():
         passes = torch.stack([posterior(x) for _ in range(8)])
-    assert (passes.amax(0) > passes.amin(0)).any() == case.random
+    assert (passes.amax(0) > passes.amin(0)).any() == is_random(posterior)
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -65,11 +72,11 @@ def test_an_exception_inside_mean(case: Case, training: bool):
         pytest.skip("the mean of one chain has no statistics")
     posterior = _posterior(case).train(training)
     before = _state(posterior)
-    member = nullcontext() if case.mean else posterior.member(1)
+    member = nullcontext() if has_mean(posterior) else posterior.member(1)
     with pytest.raises(BlownError), member, posterior.mean():
         raise BlownError
     assert _state(posterior) == before
-    _assert_works(case, posterior.eval())
+    _assert_works(posterior.eval())
 
 
 @pytest.mark.parametrize("passes", [0, 1])
@@ -77,6 +84,7 @@ def test_an_exception_inside_a_draw(case: Case, passes: int):
     posterior = _posterior(case)
     before = _state(posterior)
     draw = posterior.draw(0)
+    draw(torch.randn(5, 4))  # a first pass may look at the network with inputs of its own
     _fuse(posterior).left = passes
     for _ in range(passes):
         draw(torch.randn(5, 4))
@@ -84,7 +92,7 @@ def test_an_exception_inside_a_draw(case: Case, passes: int):
         draw(torch.randn(5, 4))
     _fuse(posterior).left = -1
     assert _state(posterior) == before
-    _assert_works(case, posterior.eval())
+    _assert_works(posterior.eval())
 
 
 def test_an_exception_inside_predict(case: Case):
@@ -95,7 +103,7 @@ def test_an_exception_inside_predict(case: Case):
         bayesify.predict(posterior, torch.randn(5, 4), num_draws=2)
     _fuse(posterior).left = -1
     assert _state(posterior) == before
-    _assert_works(case, posterior.eval())
+    _assert_works(posterior.eval())
 
 
 @pytest.mark.parametrize("passes", [0, 1, 4])
@@ -116,12 +124,12 @@ def test_an_exception_inside_fit(case: Case, passes: int):
     assert torch.equal(generators[0], torch.get_rng_state())
     assert generators[1:] == (np.random.get_state()[1].tolist(), random.getstate())
     bayesify.fit(posterior, [(x, torch.arange(8) % CLASSES)], num_data=8, progress=False, accuracy_tolerance=1)
-    _assert_works(case, posterior.eval())
+    _assert_works(posterior.eval())
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.mean], ids=lambda case: case.name)
-def test_modes_nest_and_come_back(case: Case, mlp: Example):
-    posterior = fitted(case, mlp)
+def test_modes_nest_and_come_back(posterior: Posterior, mlp: Example):
+    if not has_mean(posterior):
+        pytest.skip("it has no mean network")
     x = mlp.inputs(3)
     with posterior.mean():
         mean = posterior(x)

@@ -38,7 +38,7 @@ def test_the_loss_does_not_depend_on_how_the_posterior_is_called_upon(case: Case
     x, labels = _batch(mlp)
     with posterior.drawn(posterior.keys(1, seed=0)[0]):
         pair = posterior.loss((x, labels), num_data=100)
-        mapped = posterior.loss({"input": x, "labels": labels}, num_data=100, likelihood="classification")
+        mapped = posterior.loss({"input": x, "labels": labels}, num_data=100)
     assert_close(pair.total, mapped.total)
 
 

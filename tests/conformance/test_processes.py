@@ -12,6 +12,7 @@ from tests.conformance.cases import CASES
 from tests.conformance.processes import work
 
 pytest.importorskip("accelerate")
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from torch.testing import assert_close
 from bayesify import Bernoulli, Categorical, Custom, Gaussian
 from bayesify.curvature import columns, output_hessian
 from tests.curvature.naive import output_hessians
+from tests.marks import slow_but
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
 
@@ -91,7 +92,7 @@ def test_the_fisher_column_is_the_gradient(name):
     assert_close(found, expected, **EXACT)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_but(["classes"], CASES))
 def test_drawn_labels_estimate_the_hessian_without_bias(name):
     likelihood, output, target = CASES[name]
     number = 4000

@@ -151,6 +151,7 @@ def test_the_empirical_fisher_of_any_network(name):
         assert_close(found[key], expected[key], **EXACT)
 
 
+@pytest.mark.slow
 def test_drawn_labels_have_the_ggn_as_their_mean():
     make, inputs = NETWORKS["attention"]
     torch.manual_seed(4)

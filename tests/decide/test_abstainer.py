@@ -69,6 +69,7 @@ def test_guaranteed_threshold_against_scipy(monotone: bool) -> None:
     assert 0.2 < abstainer.coverage < Abstainer.fit(u, correct, max_risk=0.15).coverage
 
 
+@pytest.mark.slow
 def test_guarantee_holds_on_new_data() -> None:
     """The true risk exceeds the limit in at most delta of the calibration sets.
 

@@ -115,6 +115,7 @@ def test_features_are_moved_away():
     assert cosines[1] < cosines[0]
 
 
+@pytest.mark.slow
 def test_a_posterior_as_a_network_for_attack_libraries():
     posterior = _posterior()
     x, labels = _inputs()

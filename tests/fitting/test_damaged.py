@@ -343,6 +343,7 @@ def test_a_file_of_the_old_format_is_named_as_such(tmp_path: Path):
 PLACE = st.floats(0, 1, exclude_max=True)
 
 
+@pytest.mark.slow
 @settings(max_examples=700)
 @given(
     file=st.sampled_from(FILES),

@@ -279,6 +279,7 @@ def test_without_patience_the_last_weights_stay():
     assert_equal(one, other.network)
 
 
+@pytest.mark.slow
 def test_bfloat16_is_a_loop_under_autocast():
     require_bfloat16()
     posterior = bayesify.convert(make_network().float(), MAP(lr=0.1))

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 import bayesify
 from bayesify import APD, MAP, SGLD, SWAG, BayesAdapter, DeepEnsemble, Laplace, MCDropout, Posterior
 from bayesify.likelihoods import Categorical, Custom
+from tests.marks import slow_product
 
 ROWS = 12
 
@@ -206,8 +207,7 @@ def _cauchy(output: Tensor, target: Tensor) -> Tensor:
     return -(1 + (output[:, 0] - target).square()).log()
 
 
-@both
-@pytest.mark.parametrize("case", OTHERS)
+@pytest.mark.parametrize(("case", "finished"), slow_product(OTHERS, (False, True)))
 def test_another_run_is_refused_and_left_as_it_is(case: str, finished: bool, tmp_path: Path):
     """A finished folder once gave any network the posterior of the first, and an unfinished one went on with it."""
     first, second, said = OTHERS[case]

@@ -44,6 +44,7 @@ def _fit(case: Case, folder: Path | None, data: Fragile) -> dict[str, Tensor]:
     return posterior.state_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_run_interrupted_up_to_four_times_ends_with_equal_weights(case: Case, tmp_path: Path):
     """As a Laplace fit that was interrupted twice once did not: it had forgotten the order of its data."""

@@ -8,6 +8,7 @@ from torch.nn import functional
 from bayesify import ABNN, IBNN, BayesAdapter, OODRegularizer, convert, predict
 from bayesify.laws.gaussian import functions, kernels
 from bayesify.layers import layer_types
+from tests.marks import slow_product
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 ROWS = 6
@@ -110,8 +111,10 @@ def test_every_kernel_is_in_the_table():
     assert known == {type(make()) for make, _ in LAYERS.values()}
 
 
-@pytest.mark.parametrize("noise", ["exemplar", "local", "flipout", "flipout, weights each", "auto", "shared"])
-@pytest.mark.parametrize("name", LAYERS)
+NOISES = ("exemplar", "local", "flipout", "flipout, weights each", "auto", "shared")
+
+
+@pytest.mark.parametrize(("name", "noise"), slow_product(LAYERS, NOISES))
 def test_gaussian_weights(name: str, noise: str, monkeypatch: pytest.MonkeyPatch):
     if noise == "flipout, weights each":
         monkeypatch.setattr(kernels, "FEW_POSITIONS", 0)
@@ -138,7 +141,13 @@ METHODS: dict[str, tuple] = {
 }
 
 
-@pytest.mark.parametrize(("method", "name"), [(method, name) for method in METHODS for name in METHODS[method][1]])
+PAIRS = [(method, name) for method in METHODS for name in METHODS[method][1]]
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [pytest.param(*pair, marks=[pytest.mark.slow] if index % 4 else []) for index, pair in enumerate(PAIRS)],
+)
 def test_noise_in_layers(method: str, name: str):
     network, x = _network(name)
     _assert_same(convert(network, METHODS[method][0]), x)

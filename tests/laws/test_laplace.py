@@ -154,6 +154,7 @@ def test_logits_in_closed_form():
     assert_close(prediction.total, prediction.aleatoric + prediction.epistemic, **EXACT)
 
 
+@pytest.mark.slow
 def test_draws_of_logits_and_draws_of_weights_are_one_law():
     posterior, _, _ = classifier()
     x = _double(6, 3)
@@ -452,6 +453,7 @@ def _nll(posterior, x, y, closed):
     return measure.gaussian_nll(prediction.mean, prediction.variance, y.flatten())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The search for the prior precision")  # the labels are noise
 @pytest.mark.parametrize("structure", ["last-layer", "diagonal", "kronecker"])
 @pytest.mark.parametrize("per", ["network", "layer"])
@@ -473,6 +475,7 @@ def test_a_prior_chosen_on_validation_data_is_never_worse_there(structure, per):
     assert not torch.equal(posteriors[0].prior_precision, posteriors[1].prior_precision)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The search for the prior precision")  # the labels are noise
 def test_validation_finds_the_best_of_a_fine_grid():
     network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()

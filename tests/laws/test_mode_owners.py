@@ -286,6 +286,7 @@ forked(child)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_fork_finds_the_network_as_it_is_and_does_not_hang():
     done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=120)

@@ -131,7 +131,7 @@ def test_scores_are_higher_when_more_suspicious(make):
     for name in prediction.scores:
         assert torch.equal(prediction.score(name), getattr(prediction, name))
         assert prediction.score(name).shape == (5,)
-    assert torch.equal(prediction.score(), prediction.epistemic)
+    assert torch.equal(prediction.score(), prediction.total)
     with pytest.raises(ValueError, match=r"no score 'surprise' here; there are \['total', 'aleatoric', 'epistemic'"):
         prediction.score("surprise")
 

@@ -203,7 +203,7 @@ def test_the_papers_schedule_is_the_default():
     [
         ({"components": 0}, "components"),
         ({"repeats": 0}, "repeats"),
-        ({"samples": 0}, "samples"),
+        ({"draws_per_component": 0}, "draws_per_component"),
         ({"means_std": -1.0}, "means_std"),
         ({"start_std": (-0.1, 0.0)}, "start_std"),
         ({"prior_std": 0.0}, "prior_std"),

@@ -68,6 +68,7 @@ def test_the_weights_stay_and_epochs_train_them_without_noise_first(structure):
     assert bool(trained.complete)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("epochs", [0, 2])
 def test_a_killed_pass_goes_on_to_the_same_end(structure, epochs, tmp_path: Path, monkeypatch):
@@ -188,8 +189,8 @@ def test_memory_is_neither_outputs_nor_rows_times_parameters(structure, monkeypa
         ),
         ({"prior_precision": 0.0}, "prior_precision must be positive and finite, but it is 0.0"),
         ({"prior_precision": float("inf")}, "prior_precision must be positive and finite"),
-        ({"structure": "diagonal", "samples": 0}, "samples must be at least 1, or None"),
-        ({"structure": "diagonal", "samples": 1, "curvature": "fisher"}, "the empirical Fisher takes the true ones"),
+        ({"structure": "diagonal", "mc_labels": 0}, "mc_labels must be at least 1, or None"),
+        ({"structure": "diagonal", "mc_labels": 1, "curvature": "fisher"}, "the empirical Fisher takes the true ones"),
         ({"mc_labels": 1}, "needs no backward pass: leave mc_labels=None"),
     ],
 )

@@ -40,6 +40,7 @@ def dropped(network):
     return convert(nn.Sequential(network[0], nn.Dropout(0.3), *network[1:]), MCDropout())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [adapted, mixture, dropped])
 @pytest.mark.parametrize("rows", [1, 7])
 def test_the_program_gives_what_predict_gives(make, rows, tmp_path):

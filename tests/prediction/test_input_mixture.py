@@ -86,6 +86,7 @@ def test_linearised_equals_the_jacobian(name, bias):
         assert not make_plan(posterior, posterior.components()[0], inputs).looped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp", "transformer", "time first", "conv1d"])
 def test_moments_against_draws(name):
     """Within a quarter of Monte Carlo's variance with 2000 draws, whose own error is 3 % of a variance."""

@@ -251,6 +251,7 @@ def test_pixels():
     assert bool((found.logits_variance > 0).all())
 
 
+@pytest.mark.slow
 def test_exported():
     posterior = kronecker(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)))
     x = randn(5, 4)

@@ -14,6 +14,7 @@ import bayesify
 from bayesify import MAP, SWAG, Custom, DeepEnsemble, Gaussian, MCDropout
 from bayesify._core.files import FileError, digest, fingerprint, read_tensors, seal, write_tensors
 from bayesify.storage import FORMAT
+from tests.marks import slow_but
 
 ALL_METHODS = {name: cls.example() for name, cls in bayesify.list_methods().items()}
 X = torch.randn(24, 1, 6, 6, generator=torch.Generator().manual_seed(0))
@@ -78,7 +79,7 @@ def saved(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:This posterior has no uncertainty yet")
-@pytest.mark.parametrize("learned", [False, True], ids=["converted", "fitted"])
+@pytest.mark.parametrize("learned", slow_but([False], [False, True]), ids=["converted", "fitted"])
 @pytest.mark.parametrize("method", ALL_METHODS.values(), ids=ALL_METHODS)
 def test_every_method_comes_back_bit_for_bit(tmp_path, method, learned):
     plain = network()

@@ -239,7 +239,7 @@ def test_a_finished_generator_makes_no_room_for_what_it_was_learned_with(tmp_pat
     posterior.close_workshop()
     bayesify.save(posterior, tmp_path)
     method = json.loads((tmp_path / "config.json").read_text())["method"]
-    change_config(tmp_path, method={**method, "num_samples": 10**9, "chains": 10**6})
+    change_config(tmp_path, method={**method, "samples_per_chain": 10**9, "chains": 10**6})
     assert bayesify.load(tmp_path, small()).method.num_draws == 10**9  # a setting of a run that is over
 
 
@@ -250,8 +250,8 @@ def test_a_finished_generator_makes_no_room_for_what_it_was_learned_with(tmp_pat
         (SWAG(rank=2), {"rank": 10**9}, "asks for rank=1000000000, and there are 2"),
         (
             SGLD(samples_per_chain=4),
-            {"num_samples": 10**9},
-            "asks for chains x num_samples=1000000000, and there are 4",
+            {"samples_per_chain": 10**9},
+            "asks for chains x samples_per_chain=1000000000, and there are 4",
         ),
         (SGLD(samples_per_chain=4), {"chains": 10**6}, "asks for chains=1000000, and there are 1"),
     ],

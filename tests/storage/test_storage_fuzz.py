@@ -12,6 +12,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
+from safetensors.torch import load_file
 from torch import nn
 
 import bayesify
@@ -118,7 +119,7 @@ def folders(tmp_path_factory):
 def old_folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("format1")
     network = make_network()
-    network.load_state_dict(read_tensors(FORMAT1 / "network.safetensors")[0])
+    network.load_state_dict(load_file(FORMAT1 / "network.safetensors"))
     shutil.copytree(FORMAT1, root, dirs_exist_ok=True)
     return {path.name: Folder(path, network) for path in root.iterdir() if path.is_dir()}
 

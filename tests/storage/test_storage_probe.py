@@ -8,6 +8,7 @@ import weakref
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
@@ -122,7 +123,7 @@ def test_a_posterior_that_never_ran_has_no_probe(tmp_path):
 
 def test_a_folder_of_the_first_format_gets_a_probe_when_it_is_saved_again(tmp_path):
     plain = make_network()
-    plain.load_state_dict(read_tensors(FORMAT1 / "network.safetensors")[0])
+    plain.load_state_dict(load_file(FORMAT1 / "network.safetensors"))
     posterior = bayesify.load(FORMAT1 / "swag", plain)
     bayesify.predict(posterior, torch.randn(4, 3), num_draws=2)
     bayesify.save(posterior, tmp_path)

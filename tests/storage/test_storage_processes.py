@@ -9,6 +9,8 @@ import pytest
 import bayesify
 from tests.storage.savers import FORKS, read_often, read_tag, save_all, save_for_ever, tagged
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def pool():
@@ -41,7 +43,6 @@ def test_savers_and_readers_of_one_folder_never_meet_a_part(pool, tmp_path):
     check_runs(pool, tmp_path, 4)
 
 
-@pytest.mark.slow
 def test_200_runs_of_savers_and_readers_never_meet_a_part(pool, tmp_path):
     check_runs(pool, tmp_path, 200)
 
@@ -71,6 +72,5 @@ def test_a_saver_that_is_killed_leaves_a_whole_version(tmp_path):
     check_kills(tmp_path, 6)
 
 
-@pytest.mark.slow
 def test_100_savers_that_are_killed_leave_a_whole_version(tmp_path):
     assert check_kills(tmp_path, 100) > 5  # the moments were not all harmless

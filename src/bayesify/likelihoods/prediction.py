@@ -68,8 +68,12 @@ class Prediction:
         }
         return dataclasses.replace(first, **joined)
 
-    def score(self, name: str = "total") -> Tensor:
-        """Return a score per example, higher = more suspicious: "total", or another of `scores`."""
+    def score(self, name: str | None = None) -> Tensor:
+        """Return a score per example, higher = more suspicious: one of `scores`; None takes the first, "total".
+
+        Features have no total uncertainty, and "epistemic" is the first of theirs.
+        """
+        name = self.scores[0] if name is None else name
         if name == "max_probability" and "msp" in self.scores:
             warn_renamed('score("max_probability")', 'score("msp")')
             name = "msp"

@@ -81,9 +81,9 @@ class Laplace(Method):
             raise ValueError(f"prior_precision must be positive and finite, but it is {precision}.")
         if self.mc_labels is not None:
             if self.mc_labels < 1:
-                raise ValueError(f"samples must be at least 1, or None for the exact GGN, but it is {self.mc_labels}.")
+                raise ValueError(f"mc_labels must be at least 1, or None for the exact GGN, not {self.mc_labels}.")
             if self.curvature == "fisher":
-                raise ValueError("samples draws labels for the GGN; the empirical Fisher takes the true ones.")
+                raise ValueError("mc_labels draws labels for the GGN; the empirical Fisher takes the true ones.")
             if self.structure == "last-layer":
                 raise ValueError("The exact GGN of the last layer needs no backward pass: leave mc_labels=None.")
 

@@ -39,7 +39,10 @@ addEventListener("load", () => {
 });
 </script>"""
 
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium found on the PATH: install chromium to run this")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BROWSER is None, reason="no Chromium found on the PATH: install chromium to run this"),
+]
 
 
 def opened(page, folder):

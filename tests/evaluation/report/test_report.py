@@ -101,6 +101,7 @@ def test_normalised_and_large_images_are_put_in_range(tmp_path):
     assert max(values) - min(values) > 100
 
 
+@pytest.mark.slow
 def test_the_same_evaluations_give_the_same_bytes(tmp_path):
     first, second = (write_report(comparison()[1:], tmp_path / f"{name}.html").read_bytes() for name in "ab")
     assert first == second
@@ -131,6 +132,7 @@ def test_a_ood_set_keeps_its_look_where_others_are_missing(tmp_path):
     assert sum("#e69f00" in style and "miter" in style for style in styles) == 1 + 2 + 2  # legend, total, epistemic
 
 
+@pytest.mark.slow
 def test_regression_has_its_own_figures(tmp_path):
     evaluations = [regression("plain"), regression("narrow", noise_std=0.1), regression("spread", spread=0.1)]
     page = Page(write_report(evaluations, tmp_path / "r.html").read_text(encoding="utf-8"))
@@ -140,6 +142,7 @@ def test_regression_has_its_own_figures(tmp_path):
     assert "ECE" not in page.text
 
 
+@pytest.mark.slow
 def test_infinite_nll_and_many_methods_can_be_drawn(tmp_path):
     many = [classification(f"method {index}", noise=0.1 * index, cost=Cost(1.0, 1.0 + index)) for index in range(8)]
     many[3] = replace(many[3], metrics={**many[3].metrics, "nll": float("inf")})

@@ -40,6 +40,7 @@ def figures(posterior: bayesify.Posterior) -> tuple[float, float]:
     return measure.accuracy(prediction.probs, test.targets), table["photos"]["BALD"].auroc
 
 
+@pytest.mark.slow
 def test_chains_learn_digits_and_find_photographs(made: dict[str, bayesify.Posterior]):
     accuracy, auroc = figures(made["SGLD"])
     assert accuracy > 0.9

@@ -123,6 +123,7 @@ def test_a_mixture_finds_the_groups():
     assert 60 < components.sum() < 140  # 5.6 standard errors of a fair coin
 
 
+@pytest.mark.slow
 def test_distillation_comes_near_the_bank_and_stops():
     source = bank(100)
     options = {"latent": 8, "hidden": (32, 32), "lr": 1e-3, "batch": 64, "progress": False, "check_steps": 50}

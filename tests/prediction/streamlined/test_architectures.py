@@ -50,6 +50,7 @@ def noisy(network):
     return Posterior(network, GaussianLaw(network, log_stds=log_stds))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_close_to_draws(name):
     torch.manual_seed(0)

@@ -144,6 +144,7 @@ class Swish(nn.Module):
         return x * torch.sigmoid(x)
 
 
+@pytest.mark.slow
 def test_in_a_network_and_in_its_program(tmp_path):
     """A network with a hand-written SiLU predicts as with torch's, also as a program and in ONNX Runtime."""
     x = torch.randn(5, 4)

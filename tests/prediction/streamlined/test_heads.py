@@ -186,6 +186,7 @@ def test_encoders(make):
     assert not torch.equal(found.logits_variance, apart.logits_variance)
 
 
+@pytest.mark.slow
 def test_exported():
     posterior = gaussian(nn.Sequential(Attention("reshaped"), nn.Flatten(1), nn.Linear(TOKENS * WIDTH, 3)))
     x = randn(5, TOKENS, WIDTH)

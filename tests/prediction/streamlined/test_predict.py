@@ -7,6 +7,7 @@ from torch import nn
 from bayesify import ABNN, MAP, Gaussian, MCDropout, Streamlined, convert, predict
 from bayesify.laws import GaussianLaw, Posterior
 from tests.laws.networks import mlp
+from tests.marks import slow_but
 from tests.prediction.linearised.networks import NETWORKS, UNet, gaussian, randn
 from tests.test_architectures import TOKENS, timm, tiny_convnext, tiny_vit, torchvision
 from tests.test_architectures import UNet as FullUNet
@@ -25,7 +26,7 @@ def centred(outputs):
     return outputs - outputs.mean(-1, keepdim=True)
 
 
-@pytest.mark.parametrize("name", ["mlp", "tokens", "conv1d", "conv3d", "time first", "transformer"])
+@pytest.mark.parametrize("name", slow_but(["mlp"], ["mlp", "tokens", "conv1d", "conv3d", "time first", "transformer"]))
 def test_small_networks_against_draws(name):
     """Variances within a quarter of Monte Carlo's with 2000 draws, whose own error is 3 % of a variance."""
     torch.manual_seed(0)
@@ -173,6 +174,7 @@ ARCHITECTURES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @pytest.mark.parametrize("how", [Streamlined(engine="moments"), "streamlined"])
 def test_architectures(name, how):

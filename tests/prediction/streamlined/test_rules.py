@@ -16,6 +16,7 @@ from torch.nn import functional
 from bayesify.prediction.attention_operations import multi_head_attention
 from bayesify.prediction.streamlined import Moments, NoRuleError, moment_rule
 from bayesify.prediction.streamlined.moments import Settings, using
+from tests.marks import slow_but
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")  # of the references' vmap
 EXACT = {"rtol": 1e-9, "atol": 1e-12}
@@ -178,6 +179,7 @@ def test_gelu_in_closed_form():
     torch.testing.assert_close(found.variance, second, rtol=1e-4, atol=1e-5)  # six nodes for Owen's T
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slope", [0.0, 0.2])
 def test_relu_family_in_closed_form(slope):
     """The kink makes quadrature slow to converge: integrals over the two halves are taken apart."""
@@ -232,12 +234,13 @@ DRAWN = {
 }
 
 
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", slow_but(list(DRAWN)[::4], DRAWN))
 def test_moments_are_those_of_draws(name):
     function, inputs = DRAWN[name]
     agrees(function(*inputs), function, *inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["layer", "rms"])
 def test_normalisation_of_wide_activations(norm):
     """With 64 features the moments are matched within 3 %, and a tenth of it is Monte Carlo's own error."""
