@@ -26,16 +26,18 @@ def configurations():
 
 def spread(posterior):
     """Give a SWAG or Laplace posterior some spread, as fitting would; others stay as they are."""
-    if hasattr(posterior, "set_prior_precision"):
-        posterior.complete.fill_(True)
-        posterior.set_prior_precision(25.0)
-    if hasattr(posterior, "collect"):
+    law = posterior.law
+    if hasattr(law, "set_prior_precision"):
+        law.complete.fill_(True)
+        law.set_prior_precision(25.0)
+    if hasattr(law, "collect"):
         for _ in range(4):
             with torch.no_grad():
                 for parameter in posterior.network.parameters():
                     parameter.add_(0.2 * torch.randn_like(parameter))
-            posterior.collect()
-        posterior.fresh_statistics.fill_(True)
+            law.collect()
+        if posterior.statistics is not None:
+            posterior.statistics.fresh.fill_(True)
     return posterior
 
 

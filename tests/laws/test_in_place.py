@@ -108,7 +108,7 @@ def _assert_same(posterior: nn.Module, x: Tensor, **options) -> None:
 
 def test_every_kernel_is_in_the_table():
     known = {k for k, found in layer_types().items() if found.family is not None and k.__module__.startswith("torch.")}
-    assert known == {type(make()) for make, _ in LAYERS.values()}
+    assert known <= {type(make()) for make, _ in LAYERS.values()}
 
 
 NOISES = ("exemplar", "local", "flipout", "flipout, weights each", "auto", "shared")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from bayesify import IBNN, SWAG, BayesAdapter, Gaussian, MCDropout, Streamlined, convert, export, predict
-from bayesify.laws import InputMixturePosterior
+from bayesify.laws import InputFactorLaw
 from bayesify.layers import Convolution, _gradients
 from tests.prediction.linearised.networks import gaussian, randn
 from tests.prediction.linearised.networks import transformer as small_transformer
@@ -32,7 +32,7 @@ def adapted(network, likelihood="classification"):
 
 def mixture(network):
     posterior = convert(network, IBNN(components=2, means_std=0.1, start_std=(0.1, 0.0)))
-    assert isinstance(posterior, InputMixturePosterior)
+    assert isinstance(posterior.law, InputFactorLaw)
     return posterior
 
 

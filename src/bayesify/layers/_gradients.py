@@ -126,7 +126,7 @@ class LinearGradients(ExampleGradients):
         positions = self.grad.shape[1]
         if positions == 1:
             caused = self._once("caused", lambda: self._caused(self.x[:, 0].square(), variance))
-            return (self.grad[:, 0].square() * caused).sum(-1)
+            return (self._squares * caused).sum(-1)
         if self.factors is not None and positions * sum(variance.shape) < variance.numel():
             row, column = self.factors
             met = self._once("met", lambda: (self.x * column) @ self.x.mT)
@@ -137,7 +137,17 @@ class LinearGradients(ExampleGradients):
         """Return sum_b G_b^2: the squares of an outer product are the outer product of the squares."""
         if others or self.grad.shape[1] != 1:
             return super().summed_squares(*others)
-        return self.grad[:, 0].square().T @ self.x[:, 0].square()
+        return self._squares.T @ self.x[:, 0].square()
+
+    def summed_bias_squares(self, *others: ExampleGradients) -> Tensor:
+        """Return the same of the bias."""
+        if others or self.grad.shape[1] != 1:
+            return super().summed_bias_squares(*others)
+        return self._squares.sum(0)
+
+    @cached_property
+    def _squares(self) -> Tensor:
+        return self.grad[:, 0].square()
 
     def _once(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         if name not in self.kept:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from bayesify._core.deprecation import moved_names, renamed
+from bayesify._core.deprecation import moved_names, renamed, warn_renamed
 from bayesify._core.inputs import as_inputs, in_network_type
 from bayesify._core.modes import evaluation_mode
 from bayesify._core.progress import bar
@@ -189,7 +188,7 @@ def gaussian_components(posterior: Posterior) -> list[Component]:
     Raises:
         ValueError: It has none.
     """
-    warnings.warn("gaussian_components(posterior) is posterior.components() now.", DeprecationWarning, stacklevel=2)
+    warn_renamed("gaussian_components(posterior)", "posterior.components()")
     found = posterior.components()
     if isinstance(found, Refusal):
         raise ValueError(str(found))

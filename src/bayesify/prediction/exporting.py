@@ -69,7 +69,7 @@ def export(
     """
     require_posterior(posterior)
     warn_unless_learned(posterior)
-    predictor = as_predictor(how, posterior)
+    predictor = as_predictor(how, posterior, stacklevel=4)
     if predictor.random:
         raise ValueError(
             f"how={how!r} cannot be exported: a program holds one pass without draws. Use how='streamlined', "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -11,6 +10,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from torch import Tensor
 
+from bayesify._core.deprecation import warn_renamed
 from bayesify.laws import Posterior, Refusal
 from bayesify.likelihoods import Stream
 from bayesify.likelihoods.prediction import Prediction
@@ -251,7 +251,7 @@ def as_predictor(
     posterior: Posterior | None = None,
     *,
     among: Callable[[Predictor], bool] | None = None,
-    stacklevel: int = 3,
+    stacklevel: int = 5,
 ) -> Predictor:
     """Return the predictor of a name, or the one that was given.
 
@@ -259,7 +259,7 @@ def as_predictor(
         how: A name, or an object.
         posterior: What is to be predicted with; the old name "closed-form" is for a random last layer alone.
         among: Which predictors can be meant; None takes all.
-        stacklevel: Of the warning that a name is old.
+        stacklevel: Of the warning that a name is old, as in `warn_renamed`.
 
     >>> as_predictor("streamlined")
     Streamlined()
@@ -272,7 +272,7 @@ Streamlined(engine='moments'), but it is 'magic'.
     found = how if isinstance(how, Predictor) else _PREDICTORS.get(how)
     if found is None and how in _OLD:
         found = _OLD[str(how)]
-        warnings.warn(f"how={how!r} is how={found!r} now.", DeprecationWarning, stacklevel=stacklevel)
+        warn_renamed(f"how={how!r}", f"how={found!r}", stacklevel=stacklevel)
         if how == "closed-form" and posterior is not None:
             _require_closed_form(posterior)
     if found is None or (among is not None and not among(found)):

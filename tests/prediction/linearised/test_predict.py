@@ -89,14 +89,14 @@ def test_members_are_a_mixture():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 3)).double()
     posterior = convert(network, ABNN(members=2, alpha=0.2))
-    for member in posterior.members:
+    for member in posterior.law.parts:
         for parameter in member.parameters():
             nn.init.normal_(parameter)
     prediction = predict(posterior, X, how="linearised")
     parts = []
     for member in range(2):
         one = convert(network, ABNN(members=1, alpha=0.2))
-        one.members[0].load_state_dict(posterior.members[member].state_dict())
+        one.law.parts[0].load_state_dict(posterior.law.parts[member].state_dict())
         parts.append(predict(one, X, how="linearised"))
     torch.testing.assert_close(prediction.probs, (parts[0].probs + parts[1].probs) / 2, **EXACT)
     means = torch.stack([part.logits_mean for part in parts])
@@ -128,8 +128,8 @@ def test_swag_diagonal():
     with torch.no_grad():
         for name, mean in posterior.law.codec.split(posterior.law.average).items():
             same.network.get_parameter(name).copy_(mean)
-        for name, variance in posterior.law.codec.split(posterior.variance() * 0.25).items():
-            same.log_std.as_dict()[name].copy_(variance.log() / 2)
+        for name, variance in posterior.law.codec.split(posterior.law.variance() * 0.25).items():
+            same.law.log_std.as_dict()[name].copy_(variance.log() / 2)
     expected = predict(same, X, how="linearised")
     torch.testing.assert_close(prediction.logits_variance, expected.logits_variance, **EXACT)
 

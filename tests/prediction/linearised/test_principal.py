@@ -85,8 +85,8 @@ def test_variances_that_are_products(name):
     torch.testing.assert_close(found.sum(-1), centred(covariance).sum(-1), **EXACT)
     exact = predict(posterior, inputs, how=Streamlined(engine="moments")).logits_variance
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(import_module("bayesify.prediction.streamlined._linear"), "factors", lambda _: None)
-        posterior.noise.predictors.clear()
+        patch.setattr(import_module("bayesify.prediction.streamlined.linear"), "rank_one_factors", lambda _: None)
+        posterior.runtime.traces.clear()
         torch.testing.assert_close(
             predict(posterior, inputs, how=Streamlined(engine="moments")).logits_variance, exact, **EXACT
         )

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from bayesify import ABNN, MCDropout, convert
-from bayesify.laws import AlphaDropoutNoise
+from bayesify.laws import GaussianLaw, Posterior
 from bayesify.prediction.linearised import LinearisedPass, make_plan
 from tests.prediction.linearised.networks import NETWORKS, exact_covariance, gaussian, randn
 
@@ -15,9 +15,9 @@ EXACT = {"rtol": 1e-10, "atol": 1e-12}
 
 
 def linearised(posterior, inputs, component=0):
-    law = posterior.components()[component]
+    found = posterior.components()[component]
     with torch.no_grad():
-        return LinearisedPass(posterior, law, make_plan(posterior, law, inputs), inputs)
+        return LinearisedPass(posterior, found, make_plan(posterior, found, inputs), inputs)
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,8 @@ def test_some_parameters_alone():
     network = make().double().eval()
     every = gaussian(network)
     kept = ["second.weight", "head.bias", "norm.bias"]
-    some = type(every)(network, every.method, log_stds={name: every.law.log_std.as_dict()[name] for name in kept})
+    log_stds = {name: every.law.log_std.as_dict()[name] for name in kept}
+    some = Posterior(network, GaussianLaw(network, log_stds=log_stds))
     cotangent = randn(3, 3)
     _, covariance = exact_covariance(some, inputs)
     expected = torch.einsum("bi,bij,bj->b", cotangent, covariance, cotangent)
@@ -95,8 +96,8 @@ def test_dropout_masks_enumerated(channels):
 
 def test_alpha_dropout_masks_enumerated():
     posterior = convert(nn.Sequential(nn.AlphaDropout(0.3), nn.Linear(3, 1)).double(), MCDropout())
-    layer = posterior.network[0]
-    assert isinstance(layer, AlphaDropoutNoise)
+    (layer,) = posterior.law.places
+    assert layer.alpha
     x = randn(4, 3)
     mean, square = 0.0, 0.0
     for bits in itertools.product([0.0, 1.0], repeat=3):

@@ -145,9 +145,9 @@ def test_bad_input_variances():
     for value, message in [(torch.tensor(-1.0), "negative"), (torch.ones(3), "does not broadcast")]:
         with pytest.raises(ValueError, match=message):
             predict(posterior, X, how=Streamlined(engine="moments"), input_variance=value)
-    with pytest.raises(ValueError, match="Use how='moments'"):
+    with pytest.raises(ValueError, match=r"Use how=Streamlined\(engine='moments'\)"):
         predict(posterior, X, input_variance=torch.tensor(1.0))
-    with pytest.raises(ValueError, match="Only how='moments'"):
+    with pytest.raises(ValueError, match=r"Only Streamlined\(engine='moments'\)"):
         predict(posterior, X, how="linearised", input_variance=torch.tensor(1.0))
 
 
