@@ -21,10 +21,11 @@ test: lint types pytest ## Run every check
 test-quick: lint types ## Run every check but the tests that take long
 	$(PYTEST) -m 'not slow'
 
-lint: $(READY) ## Check style, formatting and which folder imports which
+lint: $(READY) ## Check style, formatting, imports between folders, and the tables of docs/
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m experiments.tables --check
 
 types: $(READY) ## Check types
 	$(BIN)/mypy

@@ -22,8 +22,6 @@ from bayesify import ABNN, DeepEnsemble
 from benchmarks.timing import keep, medians, plain_step
 from experiments.networks import pretrained
 
-RESULTS = Path(__file__).parent / "results" / "abnn.json"
-
 STEPS = {
     "all gradients": ABNN(train="all"),
     "all gradients, statistics updated": ABNN(train="all", statistics="updated"),
@@ -150,16 +148,12 @@ def main() -> None:
         ensemble = found[1](peer_copies(arguments.draws, 0.1)).eval()
         passes["TorchUncertainty"] = torch.no_grad()(lambda: ensemble(x))
         stored["TorchUncertainty, (M + 1) L copies, L = 3"] = peer_storage(4 * 3)
-    record = {
-        "command": "python -m benchmarks.abnn",
-        "threads": torch.get_num_threads(),
-        "batch": arguments.batch,
-        "draws": arguments.draws,
+    tables = {
         "training step": medians(steps, arguments.repeats),
         "prediction": medians(passes, max(3, arguments.repeats // 3)),
         "storage, three members": stored,
     }
-    keep(record, RESULTS)
+    keep("abnn", tables, **vars(arguments))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ else the machine does. `--layers` times single convolutions instead.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
@@ -24,10 +23,9 @@ import bayesify
 from bayesify.laws.gaussian import functions
 from bayesify.layers import Convolution
 from benchmarks.peers import gaussian_networks, peer_prediction, peer_step
-from benchmarks.timing import plain_step, seconds
+from benchmarks.timing import keep, plain_step, seconds
 from experiments.networks import CifarResNet, pretrained
 
-RESULTS = Path(__file__).parent / "results" / "adapter.json"
 KINDS = ("auto", "exemplar", "flipout", "shared")
 
 
@@ -171,7 +169,6 @@ def main() -> None:
     if arguments.layers:
         layers(arguments.repeats)
         return
-    record: dict[str, object] = {"command": "python -m benchmarks.adapter", "threads": torch.get_num_threads()}
     parts: dict[str, Callable[[], dict[str, float]]] = {
         "step of ResNet-20": lambda: step_ratios("resnet20", arguments.repeats, arguments.kinds),
         "step of the MLP": lambda: step_ratios("mlp", 10 * arguments.repeats, arguments.kinds),
@@ -179,10 +176,7 @@ def main() -> None:
         "peak memory of a step of ResNet-20": lambda: memory("resnet20", arguments.kinds),
     }
     for name, make in parts.items():
-        record[name] = make()
-        print(name, record[name], flush=True)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(record, indent=1))
+        keep("adapter", {name: make()}, repeats=arguments.repeats, kinds=arguments.kinds)
 
 
 if __name__ == "__main__":

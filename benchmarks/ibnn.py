@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,8 +21,6 @@ from bayesify import IBNN
 from bayesify.laws import InputMixturePosterior
 from benchmarks.timing import keep, medians, plain_step
 from experiments.networks import CifarResNet
-
-RESULTS = Path(__file__).parent / "results" / "ibnn.json"
 
 STEPS = {
     "S = 1": IBNN(repeats=1),
@@ -165,16 +162,13 @@ def main() -> None:
     doubled = plain_step(CifarResNet(3), x.repeat(2, 1, 1, 1), y.repeat(2))
     steps = {"plain step": plain_step(CifarResNet(3), x, y), "plain step, twice the batch": doubled}
     steps |= {name: ibnn_step(method, x, y) for name, method in STEPS.items()}
-    record = {
-        "command": "python -m benchmarks.ibnn",
-        "threads": torch.get_num_threads(),
-        "batch": arguments.batch,
+    tables = {
         "sizes": table,
         "training step": medians(steps, arguments.repeats),
         "prediction": medians(predictions(x, arguments.draws), max(3, arguments.repeats // 3)),
         "memory of a prediction": memory(x),
     }
-    keep(record, RESULTS)
+    keep("ibnn", tables, **vars(arguments))
 
 
 if __name__ == "__main__":

@@ -8,11 +8,9 @@ beside ours where it is installed.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,9 +19,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from bayesify import Laplace
+from benchmarks.timing import keep
 from experiments.networks import pretrained
-
-RESULTS = Path(__file__).parent / "results" / "laplace.json"
 
 FITS = {
     "last layer": Laplace(),
@@ -106,22 +103,15 @@ def main() -> None:
     parser.add_argument("--networks", nargs="*", default=["resnet20", "mlp"])
     parser.add_argument("--parts", nargs="*", default=["predictions", "curvature"])
     arguments = parser.parse_args()
-    record: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    record |= {"command": "python -m benchmarks.laplace", "threads": torch.get_num_threads()}
-
-    def keep(label: str, found: dict[str, float]) -> None:
-        record[label] = found
-        print(label, found, flush=True)
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps(record, indent=1))
-
+    settings = {"repeats": arguments.repeats, "rows": arguments.rows}
     for name in arguments.networks:
         network, x, y = case(name, arguments.rows)
         if "predictions" in arguments.parts:
-            keep(f"predictions of {name}", ratios(predictions(network, x, y), arguments.repeats))
+            found = ratios(predictions(network, x, y), arguments.repeats)
+            keep("laplace", {f"predictions of {name}": found}, **settings)
         if "curvature" in arguments.parts:
             found = ratios(fits(network, x, y, list(FITS)), max(3, arguments.repeats // 5))
-            keep(f"curvature of a batch of {name}", found)
+            keep("laplace", {f"curvature of a batch of {name}": found}, **settings)
 
 
 if __name__ == "__main__":

@@ -7,19 +7,16 @@ several batch sizes, interleaved with the plain network, and prints medians of r
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 import bayesify
+from benchmarks.timing import keep
 from experiments.networks import pretrained
-
-RESULTS = Path(__file__).parent / "results" / "predict.json"
 
 POSTERIORS: dict[str, Callable[[nn.Module], bayesify.Posterior]] = {
     "dropout before the last layer": lambda n: bayesify.convert(n, bayesify.MCDropout(p=0.1, insert_before="linear")),
@@ -73,10 +70,7 @@ def main() -> None:
             inputs = torch.randn(size, 3, 32, 32, generator=torch.Generator().manual_seed(0))
             rows[name][size] = round(ratio(network, posterior, inputs, arguments.draws, arguments.repeats), 2)
         print(f"{name:42}" + "".join(f"{value:<12}" for value in rows[name].values()), flush=True)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(
-        json.dumps({"draws": arguments.draws, "threads": torch.get_num_threads(), "ratios": rows}, indent=1)
-    )
+    keep("predict", {"ratios": rows}, draws=arguments.draws, repeats=arguments.repeats)
 
 
 if __name__ == "__main__":

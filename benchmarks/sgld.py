@@ -19,7 +19,6 @@ import argparse
 import math
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,7 +30,6 @@ from bayesify.methods import Bank, gan
 from bayesify.methods.pca import reduce_samples
 from benchmarks.timing import keep, medians, seconds
 
-RESULTS = Path(__file__).parent / "results" / "sgld.json"
 N = 50_000
 
 
@@ -206,7 +204,7 @@ def main() -> None:
     if trial:
         print(record)
     else:
-        keep(record, RESULTS)
+        keep("sgld", record)
 
 
 if __name__ == "__main__":

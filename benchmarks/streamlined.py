@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -34,9 +32,9 @@ from bayesify._core.maths import entropy
 from bayesify._core.trees import call
 from bayesify.evaluation.checking import _rank_correlation
 from bayesify.laws import GaussianPosterior
+from benchmarks.timing import keep
 from experiments.data import load
 
-RESULTS = Path(__file__).parent / "results" / "streamlined.json"
 HOW = ("streamlined", "moments", "principal", "margin", "linearised", "per-head")  # the last for attention alone
 
 
@@ -233,18 +231,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--how", nargs="*", choices=HOW, default=list(HOW))
     parser.add_argument("--encoder", default="tiny")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    record = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    arguments.out.parent.mkdir(exist_ok=True)
+    settings = {key: getattr(arguments, key) for key in ("noise", "spread", "examples", "draws", "repeats")}
     for name in arguments.networks:
         hows = [how for how in arguments.how if how != "per-head" or name == "minilm"]
         for title, (network, posterior, inputs) in NETWORKS[name](arguments).items():
             noise = f"noise {arguments.noise}, spread {arguments.spread}"
             label = f"{title}: {noise}, {arguments.draws} draws, {arguments.examples} examples"
             print(label)
-            record[label] = rows_of(network, posterior, inputs, hows, arguments)
-            arguments.out.write_text(json.dumps(record, indent=1))
+            keep("streamlined", {label: rows_of(network, posterior, inputs, hows, arguments)}, **settings)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from experiments.records import Records
+
 __all__ = ["keep", "medians", "plain_step", "seconds"]
+
+RESULTS = Path(__file__).parent / "results"
+BEGAN = time.perf_counter()  # of the run
 
 
 def plain_step(network: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
@@ -47,12 +51,21 @@ def medians(functions: dict[str, Callable[[], None]], repeats: int) -> dict[str,
     return {name: round(statistics.median(r[name] / r[plain] for r in rounds), 3) for name in functions}
 
 
-def keep(record: dict[str, Any], path: Path) -> None:
-    """Print the tables of a record, and write it."""
-    for title, table in record.items():
-        if isinstance(table, dict):
-            print(f"\n{title}, as multiples")
-            for name, value in table.items():
-                print(f"  {name:50}{value:8.3f}")
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(record, indent=1))
+def keep(benchmark: str, tables: Mapping[str, Any], **settings: Any) -> None:
+    """Print tables of ratios, and append each to `benchmarks/results/<benchmark>.json`.
+
+    A row has the shape of the experiments' (`experiments/records.py`): settings, commit, versions, processor, command.
+    Rows of earlier runs stay, to be compared with.
+
+    Args:
+        benchmark: The name of the file.
+        tables: Figures by title.
+        settings: What they depend on.
+    """
+    records = Records(RESULTS / f"{benchmark}.json", {"benchmark": benchmark, **settings})
+    for title, table in tables.items():
+        print(f"\n{title}")
+        figures = table.items() if isinstance(table, dict) else enumerate(table)
+        for name, value in figures:
+            print(f"  {name!s:50}{value:8.3f}" if isinstance(value, float) else f"  {name!s:50}{value}")
+        records.append(title, {"figures": table}, seconds=time.perf_counter() - BEGAN)

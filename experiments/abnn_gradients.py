@@ -68,13 +68,14 @@ def main() -> None:
     """Measure all of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, default=40)
-    parser.add_argument("--trial", action="store_true", help="keep nothing")
+    parser.add_argument("--trial", action="store_true", help="a few images, and nothing is kept")
     arguments = parser.parse_args()
     if arguments.trial:
         arguments.batches = 2
     network = pretrained("resnet20")
     torch.manual_seed(0)
-    data = [batch for batch, _ in zip(loaders()[0], range(arguments.batches), strict=False)]
+    train = (loaders(8, images=64) if arguments.trial else loaders())[0]
+    data = [batch for batch, _ in zip(train, range(arguments.batches), strict=False)]
     norms = {name for name, module in network.named_modules() if isinstance(module, nn.BatchNorm2d)}
     names = [name for name, _ in network.named_parameters() if name.rpartition(".")[0] in norms]
 

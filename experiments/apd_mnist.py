@@ -137,6 +137,7 @@ class Lab:
 def accuracy(lab: Lab, posterior: bayesify.Posterior) -> float:
     """Return the accuracy on all test images."""
     test = bayesify.predict(posterior, lab.data.loader("test", 1000), num_draws=lab.arguments.draws, seed=0)
+    assert isinstance(test, bayesify.ClassificationPrediction)
     return round(measure.accuracy(test.probs, lab.data.test[1]), 4)
 
 
@@ -187,7 +188,7 @@ def storage(posterior: bayesify.Posterior) -> float:
         t.numel() for name, t in posterior.state_dict().items() if not name.startswith(("network.", "chains."))
     )
     size = sum(p.numel() for name, p in posterior.named_parameters() if name in own)
-    return round(numbers / size, 2)
+    return round(float(numbers / size), 2)
 
 
 def rates(lab: Lab, rows: Records) -> None:
@@ -197,6 +198,7 @@ def rates(lab: Lab, rows: Records) -> None:
         bank = lab.sgld("SGLD" if rate == RATE else f"rate {rate}", lr=rate)
         x, y = lab.data.val
         val = bayesify.predict(bank, x, num_draws=lab.arguments.draws, seed=0)
+        assert isinstance(val, bayesify.ClassificationPrediction)
         measured = {"accuracy": measure.accuracy(val.probs, y), "nll": measure.nll(val.probs, y)}
         return {"validation": {k: round(v, 4) for k, v in measured.items()}, "diagnosis": diagnosis(lab, bank)}
 
@@ -248,8 +250,13 @@ def study(lab: Lab, rows: Records) -> None:
     makers: dict[str, Callable[[], BankPosterior]] = {"as in the tables": lab.sgld}
     makers["samples of the last tenth"] = lambda: last_samples(lab.sgld(), 0.2)
     makers |= {name: partial(lab.sgld, name, **changes) for name, changes in variants.items()}
+
+    def both(make: Callable[[], BankPosterior]) -> dict[str, Any]:
+        bank = make()
+        return {**figures(lab, bank), "diagnosis": diagnosis(lab, bank)}
+
     for name, make in makers.items():
-        rows.row(name, lambda make=make: {**figures(lab, bank := make()), "diagnosis": diagnosis(lab, bank)})
+        rows.row(name, partial(both, make), config={"changes": variants.get(name)})
 
 
 def last_samples(bank: BankPosterior, share: float) -> BankPosterior:

@@ -64,7 +64,7 @@ class AugmentedImages(Dataset[tuple[Tensor, Tensor]]):
 
 def loaders(
     batch_size: int = 128, *, images: int = 50_000, grey: bool = False
-) -> tuple[DataLoader, DataLoader, DataLoader]:
+) -> tuple[DataLoader[Any], DataLoader[Any], DataLoader[Any]]:
     """Return loaders of augmented training images (the first so many), of validation images and of test images."""
     train, val, test = (load("cifar10", split) for split in ("train", "val", "test"))
     augmented = AugmentedImages(train.inputs[:images], train.targets[:images], grey=grey)
@@ -75,7 +75,7 @@ def loaders(
     )
 
 
-def ood_loaders(number: int = 2000) -> dict[str, DataLoader]:
+def ood_loaders(number: int = 2000) -> dict[str, DataLoader[Any]]:
     """Return images of Fashion-MNIST and of notMNIST on the scale of CIFAR's inputs."""
     found = {}
     for name in ("fashion-mnist", "notmnist"):
@@ -121,7 +121,7 @@ class Cifar:
         val = DataLoader(Subset(val.dataset, range(few)), 256) if trial else val
         network = pretrained(self.network)
         return Setting(
-            network.to(memory_format=torch.channels_last) if self.channels_last else network,
+            network.to(memory_format=torch.channels_last) if self.channels_last else network,  # type: ignore[call-overload]
             DataLoader(whole.dataset, batch, sampler=sampler, drop_last=True),
             val,
             DataLoader(Subset(test.dataset, range(few)), 256),
@@ -143,7 +143,7 @@ def _pixels() -> Tensor:
 
 
 @torch.no_grad()
-def _accuracy(network: nn.Module, loader: DataLoader) -> float:
+def _accuracy(network: nn.Module, loader: DataLoader[Any]) -> float:
     network.eval()
     right = [(network(x).argmax(1) == y).double() for x, y in loader]
     return float(torch.cat(right).mean())

@@ -52,12 +52,12 @@ class Parts(NamedTuple):
     Of the latter, 100 are to train on (`ood`), 100 to choose by (`outside_val`), and 1,000 to report (`outside`).
     """
 
-    train: DataLoader
-    val: DataLoader
-    test: DataLoader
-    outside: DataLoader
-    ood: DataLoader
-    outside_val: DataLoader
+    train: DataLoader[Any]
+    val: DataLoader[Any]
+    test: DataLoader[Any]
+    outside: DataLoader[Any]
+    ood: DataLoader[Any]
+    outside_val: DataLoader[Any]
 
 
 def make_encoder(folder: str) -> tuple[nn.Module, int, Tokenise]:
@@ -77,7 +77,7 @@ def make_encoder(folder: str) -> tuple[nn.Module, int, Tokenise]:
             padded = nn.utils.rnn.pad_sequence(rows, batch_first=True)
             return {"input_ids": padded, "attention_mask": (padded > 0).long()}
 
-        return BertModel(config, add_pooling_layer=False), config.hidden_size, characters
+        return BertModel(config, add_pooling_layer=False), config.hidden_size, characters  # type: ignore[no-untyped-call]
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     encoder = AutoModel.from_pretrained(folder, local_files_only=True)
     encoder.pooler = None  # its output is not used, and its parameters would never learn
@@ -107,7 +107,8 @@ def classifier(folder: str, *, each: int, every: int, epochs: int, work: Path | 
     encoder, width, tokenise = make_encoder(folder)
     data = parts(tokenise, each=each, every=every)
     network = Classifier(encoder, width, 150)
-    for parameter in encoder.embeddings.word_embeddings.parameters():
+    embeddings: Any = encoder.embeddings
+    for parameter in embeddings.word_embeddings.parameters():
         parameter.requires_grad_(False)
     training = bayesify.MAP(optimizer="adam", lr=5e-4, weight_decay=0.0, schedule="cosine", epochs=epochs)
     plain = bayesify.convert(network, training)
@@ -115,8 +116,8 @@ def classifier(folder: str, *, each: int, every: int, epochs: int, work: Path | 
     return plain.network.eval(), data
 
 
-def _loader(part: str, tokenise: Tokenise, *, each: int | None = None, every: int = 1) -> DataLoader:
-    split = load("clinc150", part)  # type: ignore[call-overload]
+def _loader(part: str, tokenise: Tokenise, *, each: int | None = None, every: int = 1) -> DataLoader[Any]:
+    split = load("clinc150", part)
     pairs = list(zip(split.texts, split.labels.tolist(), strict=True))[::every]
     if each is not None:
         seen: dict[int, int] = {}

@@ -46,6 +46,8 @@ class Setting:
 class Task(Protocol):
     """A frozen dataclass that says which network and which data."""
 
+    def __hash__(self) -> int: ...
+
     def setting(self, seed: int, *, trial: bool, work: Path) -> Setting:
         """Make it ready; a trial has a few examples, and `work` keeps what takes long."""
         ...

@@ -38,7 +38,7 @@ class Digits:
         for _ in range(1 if trial else self.epochs):
             for x, y in loader:
                 optimizer.zero_grad()
-                nn.functional.cross_entropy(network(x), y).backward()
+                nn.functional.cross_entropy(network(x), y).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
         few = 64 if trial else len(test)
         return Setting(

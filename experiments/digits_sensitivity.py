@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bayesify
 from bayesify.data import read_digits
 from bayesify.prediction.sensitivity import Sensitivity
-from experiments.records import RESULTS
+from experiments.records import RESULTS, Records
 
 SHOWN = 6
 
@@ -81,9 +81,11 @@ def main() -> None:
         path = (Path(folder) if arguments.trial else RESULTS) / "digits_sensitivity.png"
         draw(images[worst], found, titles, path)
         print(path)
-    for title, gradient in zip(titles, found.gradient, strict=True):
-        most = int(gradient.abs().flatten().argmax())
-        print(f"{title}: most at row {most // 8}, column {most % 8}")
+    places = [divmod(int(gradient.abs().flatten().argmax()), 8) for gradient in found.gradient]
+    records = Records(
+        None if arguments.trial else RESULTS / "digits_sensitivity.json", {"script": "digits_sensitivity"}
+    )
+    records.row("largest derivative, row and column", lambda: dict(zip(titles, places, strict=True)))
 
 
 if __name__ == "__main__":

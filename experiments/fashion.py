@@ -97,7 +97,7 @@ class FashionMLP:
         for _ in range(1 if trial else self.epochs):
             for x, y in loader:
                 optimizer.zero_grad()
-                nn.functional.cross_entropy(network(x), y).backward()
+                nn.functional.cross_entropy(network(x), y).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
         return Setting(
             network.eval(),

@@ -164,7 +164,7 @@ class Predictors:
         found: dict[str, Any] = {}
         scales = {"": 1.0}
         if self.scaled and one.how not in ("sampling", "mean"):
-            scales[", scaled"] = bayesify.fit_variance_scale(posterior, setting.val, how=one.how)  # type: ignore[arg-type]
+            scales[", scaled"] = bayesify.fit_variance_scale(posterior, setting.val, how=one.how)
             found["variance scale"] = round(scales[", scaled"], 5)
         targets = targets_of(posterior, setting.test)
         plain = bayesify.convert(setting.network, "map", likelihood=setting.likelihood)
@@ -176,7 +176,7 @@ class Predictors:
             middle = clock()
             own = bayesify.predict(posterior, setting.test, **options)
             cost = (clock() - middle) / (middle - began)
-            found["predictor"] = own.predictor
+            found["predictor"] = getattr(own, "predictor", None)
             if isinstance(own, RegressionPrediction):
                 figures: dict[str, Any] = _regression(own, targets, setting.scale)
             else:

@@ -163,7 +163,7 @@ def attack_table(
     table = {}
     for (source, posterior), box, attack in product(sources.items(), boxes, ATTACKS):
         draws: dict[str, Any] = {"num_draws": 1 if box == "grey" else attack_samples, "bounds": bounds, "seed": seed}
-        parts = list(zip(inputs.split(AT_ONCE), labels.split(AT_ONCE), strict=True))
+        parts = list(zip(torch.split(inputs, AT_ONCE), torch.split(labels, AT_ONCE), strict=True))
         if attack == "PGD":
             steps: dict[str, Any] = {"radius": radius, "step": radius / 15, "steps": 40, "fresh_draws": box == "white"}
             moved = torch.cat([shortest_pgd(posterior, x, y, **steps, **draws) for x, y in parts])

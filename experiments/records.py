@@ -35,6 +35,7 @@ __all__ = ["RESULTS", "Records", "config_hash", "plain", "provenance"]
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 UNKNOWN = "unknown"
+FOLDERS = {"--work", "--results"}
 
 
 class Records:
@@ -64,26 +65,36 @@ class Records:
             config: All that decides them but the seed: a dataclass, or values by name, beside the settings of the file.
             seed: The seed.
         """
-        described = plain({**self.settings, **_as_dict(config), "name": name})
-        key = config_hash(described), seed
-        found = self.find(*key)
+        described = self._described(name, config)
+        found = self.find(config_hash(described), seed)
         if found is None:
             began = time.perf_counter()
             measures = make()
-            found = {
-                "name": name,
-                "config": described,
-                "hash": key[0],
-                "seed": seed,
-                "provenance": provenance(),
-                "command": self.command,
-                "seconds": round(time.perf_counter() - began, 1),
-                "measures": measures,
-            }
+            found = self._made(described, seed, measures, time.perf_counter() - began)
             self._keep(found)
             print(f"{name}, seed {seed}", json.dumps(measures), flush=True)
         kept: dict[str, Any] = found["measures"]
         return kept
+
+    def append(self, name: str, measures: dict[str, Any], *, config: Any = None, seed: int = 0, seconds: float) -> None:
+        """Keep a row beside those of the same configuration, as of a benchmark, which is run again to compare."""
+        self._keep(self._made(self._described(name, config), seed, measures, seconds), again=True)
+
+    def _described(self, name: str, config: Any) -> dict[str, Any]:
+        described: dict[str, Any] = plain({**self.settings, **_as_dict(config), "name": name})
+        return described
+
+    def _made(self, described: dict[str, Any], seed: int, measures: dict[str, Any], seconds: float) -> dict[str, Any]:
+        return {
+            "name": described["name"],
+            "config": described,
+            "hash": config_hash(described),
+            "seed": seed,
+            "provenance": provenance(),
+            "command": self.command,
+            "seconds": round(seconds, 1),
+            "measures": measures,
+        }
 
     def find(self, hashed: str, seed: int) -> dict[str, Any] | None:
         """Return the row of a configuration and a seed, or None."""
@@ -96,12 +107,12 @@ class Records:
         rows: list[dict[str, Any]] = json.loads(self.path.read_text(encoding="utf-8"))["rows"]
         return rows
 
-    def _keep(self, row: dict[str, Any]) -> None:
+    def _keep(self, row: dict[str, Any], *, again: bool = False) -> None:
         if self.path is None:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(self.path.parent):
-            if self.find(row["hash"], row["seed"]) is None:  # else another run made it meanwhile
+            if again or self.find(row["hash"], row["seed"]) is None:  # else another run made it meanwhile
                 write_rows(self.path, [old for old in self.read() if not _superseded(old, row)] + [row])
 
 
@@ -211,7 +222,9 @@ def _processor() -> str:
 
 
 def _command() -> str:
-    """Return the command line, as one would type it in the repository."""
+    """Return the command line, as one would type it in the repository, without folders that decide nothing."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     start = f"python -m {spec.name}" if spec is not None else f"python {Path(sys.argv[0]).name}"
-    return " ".join([start, *sys.argv[1:]])
+    words = sys.argv[1:]
+    kept = [word for before, word in zip(["", *words], words, strict=False) if not {before, word} & FOLDERS]
+    return " ".join([start, *kept])

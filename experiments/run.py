@@ -46,7 +46,7 @@ def _fitted(config: Config, seed: int, trial: bool, work: Path) -> tuple[bayesif
     if trial:
         method = dataclasses.replace(method, epochs=min(1, method.epochs))
     if hasattr(method, "seed"):
-        method = dataclasses.replace(method, seed=seed)
+        method = dataclasses.replace(method, seed=seed)  # type: ignore[call-arg]
     include = None if config.include is None else list(config.include)
     posterior = bayesify.convert(setting.network, method, include=include, likelihood=copy.deepcopy(setting.likelihood))
     began = time.perf_counter()

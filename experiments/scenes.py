@@ -25,6 +25,7 @@ from torch.nn.functional import interpolate
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
+from bayesify.data import Split
 from experiments.config import Setting
 from experiments.data import load
 from experiments.records import RESULTS, config_hash
@@ -57,7 +58,11 @@ def make_scenes(part: str, number: int, *, seed: int, ood: str | None = None) ->
     photos = load("cifar10", part).inputs
     if photos.shape[-1] == 3:
         photos = photos.permute(0, 3, 1, 2)
-    others = None if ood is None else load(ood, "test").inputs  # type: ignore[call-overload]
+    others = None
+    if ood is not None:
+        found = load(ood, "test")
+        assert isinstance(found, Split)
+        others = found.inputs
     images, labels = torch.empty(number, 3, SIZE, SIZE), torch.zeros(number, SIZE, SIZE, dtype=torch.long)
 
     def below(high: int) -> int:
@@ -118,7 +123,7 @@ class UNet(nn.Module):
         for block in self.down:
             kept.append(h)
             h = block(self.pool(h))
-        for up, merge in zip(reversed(self.up), reversed(self.merge), strict=True):  # type: ignore[call-overload]
+        for up, merge in zip(reversed(self.up), reversed(self.merge), strict=True):
             h = merge(torch.cat([kept.pop(), up(h)], 1))
         logits: Tensor = self.head(h)
         return logits
@@ -143,7 +148,7 @@ class Segmentation:
         number, few, epochs = (32, 4, 1) if trial else (self.train, self.test, self.epochs)
         torch.manual_seed(0)
         adam = bayesify.MAP(optimizer="adam", lr=3e-3, weight_decay=0.0, schedule="cosine", epochs=epochs)
-        plain = bayesify.convert(UNet().to(memory_format=torch.channels_last), adam)
+        plain = bayesify.convert(UNet().to(memory_format=torch.channels_last), adam)  # type: ignore[call-overload]
         train = _loader(make_scenes("train", number, seed=0), shuffle=True)
         folder = None if trial else work / f"scenes-{config_hash([self.train, self.epochs])}"
         bayesify.fit(plain, train, checkpoint=folder, progress=False)
@@ -166,6 +171,7 @@ def draw(posterior: bayesify.Posterior, rows: list[Scenes], path: Path) -> None:
 
     scenes = Scenes(torch.cat([r.images for r in rows]), torch.cat([r.labels for r in rows]))
     prediction = bayesify.predict(posterior, scenes.images, seed=0)
+    assert isinstance(prediction, bayesify.ClassificationPrediction)
     columns: dict[str, tuple[Tensor, dict[str, Any]]] = {
         "scene": (scenes.images.permute(0, 2, 3, 1), {}),
         "label (anomaly white)": (scenes.labels.float().where(scenes.labels != OOD, torch.nan), {"cmap": "tab20"}),

@@ -47,7 +47,7 @@ class Uci:
         for _ in range(1 if trial else self.epochs):
             for x, y in loader:
                 optimizer.zero_grad()
-                nn.functional.mse_loss(network(x), y).backward()
+                nn.functional.mse_loss(network(x), y).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
         likelihood = Gaussian()
         with torch.no_grad():

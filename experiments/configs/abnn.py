@@ -96,6 +96,8 @@ SCENES: dict[str, bayesify.Method] = {
     ),
 }
 
+ENCODER_TUNING: list[dict[str, Any]] = [{"alpha": alpha, "lr": 0.001} for alpha in (0.1, 0.05, 0.02)]
+
 EXPERIMENTS = {
     "abnn_cifar_main_resnet20": _main(Cifar()),
     "abnn_cifar_main_resnet44": _main(Cifar("resnet44", images=2500)),
@@ -117,7 +119,7 @@ EXPERIMENTS = {
     ],
     "abnn_clinc_tuning": [
         Config(_label(c), Clinc(), dataclasses.replace(ENCODER, **c), (Scored(num_draws=9, test=False),))
-        for c in ({"alpha": alpha, "lr": 0.001} for alpha in (0.1, 0.05, 0.02))
+        for c in ENCODER_TUNING
     ],
     "abnn_segmentation": [
         Config(name, Segmentation(), method, (Pixels(len(CLASSES)),), seeds=(0, 1, 2) if name == "abnn" else (0,))

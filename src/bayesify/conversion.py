@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -149,7 +149,7 @@ def ensemble(members: Sequence[nn.Module], *, likelihood: str | Likelihood = "cl
         return _mixture(posteriors)
     posterior = convert(networks[0], DeepEnsemble(members=len(networks), start="network"), likelihood=likelihood)
     with torch.no_grad():
-        for part, network in zip(posterior.law.laws, networks, strict=True):
+        for part, network in zip(cast(MemberLaw, posterior.law).laws, networks, strict=True):
             state = network.state_dict()
             for name, tensor in part.own.as_dict().items():
                 tensor.copy_(state[name])

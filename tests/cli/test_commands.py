@@ -150,6 +150,7 @@ def test_fit_without_validation_data(bayesify, model, tmp_path):
     assert "'val'" in error
 
 
+@pytest.mark.slow
 def test_fit_goes_on_from_a_checkpoint(bayesify, model, tmp_path):
     whole = json.loads(fitted(bayesify, model, tmp_path / "a", "--json"))
     words = ("--checkpoint", tmp_path / "state", "--json")

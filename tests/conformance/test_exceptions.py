@@ -52,11 +52,11 @@ def _fuse(posterior: Posterior) -> Fuse:
 
 
 def _state(posterior: Posterior) -> tuple:
-    # The workshop of a generator that learns is left behind with what it had learned.
-    named = [(name, m) for name, m in posterior.named_modules() if not name.startswith("workshop")]
+    # What a generator learns with is left behind when it has learned.
+    named = [(name, m) for name, m in posterior.named_modules() if not name.startswith("learning")]
     modules = [(id(m), m.training, sorted(m.__dict__)) for _, m in named]
-    noise = posterior.noise
-    return modules, noise.silent, noise.keys, noise.member
+    present = posterior.present()
+    return modules, present.kind, present.keys, present.part
 
 
 def _assert_works(posterior: Posterior) -> None:

@@ -285,6 +285,7 @@ def test_a_random_last_layer_is_checked_and_scaled():
     assert list(bayesify.fit_variance_scale(posterior, loader, per_layer=True)) == [posterior.law.layer]
 
 
+@pytest.mark.slow
 def test_a_random_last_layer_is_exported():
     posterior, x, how = made("laplace", "mlp"), inputs_of("mlp"), "streamlined"
     found = bayesify.export(posterior, x, how=how).module()(x)
@@ -292,6 +293,7 @@ def test_a_random_last_layer_is_exported():
     torch.testing.assert_close(found["probs"], bayesify.predict(posterior, x, how=how).probs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("likelihood", "outputs"), [("classification", 2), ("binary", 1), ("regression", 2)])
 def test_a_random_last_layer_is_exported_for_every_likelihood(likelihood, outputs):
     network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, outputs))
@@ -322,6 +324,7 @@ def test_check_export_and_evaluate_take_the_same_names_and_refuse_alike():
         assert len(set(sentences)) == 1, sentences
 
 
+@pytest.mark.slow
 def test_weights_that_are_looped_over_are_not_exported_but_predicted():
     posterior, x = made("adapter", "lstm"), inputs_of("lstm")
     for how in ("streamlined", "linearised"):

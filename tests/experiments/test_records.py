@@ -1,5 +1,6 @@
 """Records: found again by configuration and seed alone, and whole whoever writes and whenever a process is killed."""
 
+import importlib
 import json
 import os
 import signal
@@ -110,6 +111,11 @@ def test_a_row_of_unknown_provenance_is_kept_until_it_is_made_again(tmp_path):
     assert [row["measures"]["nll"] for row in records.read()] == [0, 1, 2]
 
 
+def test_the_command_names_no_folder_of_this_machine(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["run.py", "digits", "--work", "/tmp/a", "--only", "map", "--results", "/tmp/b"])
+    assert Records(None).command.endswith(" digits --only map")
+
+
 def test_a_trial_keeps_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert Records(None).row("a", lambda: {"nll": 1}) == {"nll": 1}
@@ -131,6 +137,28 @@ def test_a_failure_keeps_nothing_of_its_row(tmp_path):
         records.row("c", lambda: {"nll": torch.zeros(1)})
     assert [row["name"] for row in records.read()] == ["a"]
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_benchmark_is_kept_beside_its_earlier_runs(tmp_path, monkeypatch, capsys):
+    from benchmarks import timing
+
+    monkeypatch.setattr(timing, "RESULTS", tmp_path)
+    for ratio in (1.5, 1.25):
+        timing.keep("steps", {"step of a layer": {"plain": 1.0, "ours": ratio}}, batch=128)
+    first, second = Records(tmp_path / "steps.json").read()
+    assert (first["measures"]["figures"]["ours"], second["measures"]["figures"]["ours"]) == (1.5, 1.25)
+    assert first["hash"] == second["hash"]
+    assert first["config"] == {"benchmark": "steps", "batch": 128, "name": "step of a layer"}
+    assert set(second["provenance"]) >= {"commit", "dirty", "versions", "processor", "threads"}
+    assert "1.250" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["abnn", "adapter", "ibnn", "laplace", "predict", "sgld", "streamlined"])
+def test_every_benchmark_can_be_imported_and_has_rows(name):
+    importlib.import_module(f"benchmarks.{name}")
+    rows = Records(ROOT / "benchmarks" / "results" / f"{name}.json").read()
+    assert rows
+    assert all(row["measures"]["figures"] for row in rows)
 
 
 @pytest.mark.slow

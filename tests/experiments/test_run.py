@@ -62,7 +62,7 @@ def test_seeds_and_names_do_not_decide_the_fit_but_everything_else_does():
 def test_an_experiment_is_kept_and_not_made_again(tmp_path, capsys):
     configs = [
         Config("map", QUICK, bayesify.MAP(), (Scored(),)),
-        Config("abnn", QUICK, bayesify.ABNN(epochs=1), (Scored(num_draws=3),), seeds=(0, 1)),
+        Config("abnn", QUICK, bayesify.ABNN(members=1, epochs=1), (Scored(num_draws=2),), seeds=(0, 1)),
     ]
     words = ["tiny", "--results", str(tmp_path), "--work", str(tmp_path / "work")]
     main(words, {"tiny": configs})

@@ -194,14 +194,14 @@ def test_the_members_of_an_ensemble_are_trained_apart():
     loader = DataLoader(make_data(), batch_size=6)
     method = DeepEnsemble(members=2, start="perturbed", lr=0.1, weight_decay=0.0, schedule="constant")
     posterior = bayesify.convert(make_network(), method)
-    starts = [copy.deepcopy(posterior.member_tensors(index)) for index in range(2)]
+    starts = [copy.deepcopy(posterior.law.member_tensors(index)) for index in range(2)]
     run(posterior, loader, epochs=2)
     for index, start in enumerate(starts):
         network = make_network()
         network.load_state_dict(start)
         optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, nesterov=True)
         by_hand(network, [list(loader)] * 2, sgd_step(optimizer))
-        for name, tensor in posterior.member_tensors(index).items():
+        for name, tensor in posterior.law.member_tensors(index).items():
             assert_close(tensor.detach(), network.state_dict()[name], **EXACT)
 
 

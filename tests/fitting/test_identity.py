@@ -62,6 +62,8 @@ def _fit(
 ) -> Posterior:
     """Fit, up to the batch of the given number."""
     posterior = _start() if posterior is None else posterior
+    if "likelihood" in options:
+        posterior.set_likelihood(options.pop("likelihood"))
     plain, seen = type(posterior).loss, []
 
     def loss(self: Posterior, *args: Any, **kwargs: Any) -> Any:

@@ -83,6 +83,8 @@ def _small() -> tuple[bayesify.Posterior, list[Any]]:
 
 def _fit(folder: Path, **options: Any) -> bayesify.History:
     posterior, batches = _small()
+    if "likelihood" in options:
+        posterior.set_likelihood(options.pop("likelihood"))
     settings = {"epochs": 1, "num_data": 8, "progress": False, "accuracy_tolerance": 1.0, **options}
     return bayesify.fit(posterior, batches, checkpoint=folder, **settings)
 

@@ -1,5 +1,6 @@
 """A bank: rows of weights, one by one and together, stored in any precision, taken from any posterior."""
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,7 @@ from bayesify import (
     join_banks,
     sample_bank,
 )
-from bayesify.laws import Key, Posterior
-from bayesify.methods import Bank
+from bayesify.laws import STORAGE, BankLaw, Key, Posterior
 
 EXACT = {"rtol": 1e-11, "atol": 1e-12}
 
@@ -34,10 +34,17 @@ def mlp(batch_norm: bool = False) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), *norm, nn.ReLU(), nn.Linear(6, 3)).double().eval()
 
 
+def empty(network: nn.Module, size: int, storage: str | None = None, names: str = "") -> Posterior:
+    network = copy.deepcopy(network)
+    random = [name for name, _ in network.named_parameters() if name.startswith(names)]
+    dtype = STORAGE[storage] if storage else None
+    return Posterior(network, BankLaw(network, names=random, size=size, dtype=dtype)).eval()
+
+
 def filled(network: nn.Module, size: int = 12, storage: str | None = None) -> Posterior:
-    bank = bayesify.convert(network, Bank(bank_size=size, storage=storage))
-    for row in torch.randn(size, bank.samples.shape[1], dtype=torch.float64):
-        bank.append(row)
+    bank = empty(network, size, storage)
+    for row in torch.randn(size, bank.law.samples.shape[1], dtype=torch.float64):
+        bank.law.append(row)
     return bank
 
 
@@ -87,7 +94,7 @@ def test_networks_with_convolutions_are_not_vectorised():
     network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3)).double()
     bank = filled(network)
     assert not bank.folds
-    last = bayesify.convert(network, Bank(bank_size=2), include="2")
+    last = empty(network, 2, names="2")
     assert last.folds
 
 
@@ -128,7 +135,7 @@ def test_half_precision_is_for_storage_only(storage: str, tmp_path: Path):
 
 
 def test_weights_beyond_float16_are_said():
-    bank = bayesify.convert(mlp(), Bank(bank_size=1, storage="float16"))
+    bank = empty(mlp(), 1, "float16")
     with pytest.raises(ValueError, match="bfloat16 or float32"):
         bank.append(torch.full((bank.samples.shape[1],), 1e6))
 
@@ -206,7 +213,8 @@ def test_a_bank_of_another_posterior_is_its_draws(method: bayesify.Method, batch
     bayesify.save(bank, tmp_path / "bank")
     loaded = bayesify.load(tmp_path / "bank", network)
     assert loaded.method == bank.method
-    assert bank.method == Bank(bank_size=5, source=method.name, names=tuple(bank.codec.names))
+    assert bank.method is None
+    assert (len(bank.law), bank.law.source) == (5, method.name)
     assert torch.equal(loaded.eval().evaluate(X, keys), bank.evaluate(X, keys))
 
 

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bayesify import ABNN, IBNN, SGLD, SWAG, BayesAdapter, DeepEnsemble, Laplace, MCDropout, Posterior, convert
-from bayesify.laws import Key, keyed_numbers
-from bayesify.methods import Generator, Mixture
+from bayesify.laws import GaussianMixtureLaw, GeneratorLaw, Key, keyed_numbers
 
-STAYS = ("complete", "counts", "shares", "fresh_statistics")  # what is read to decide: any device would wait for it
+STAYS = ("law.complete", "law.counts", "law.shares", "statistics.fresh")  # what is read to decide: any device would wait for it
 RANDOM = ("normal_", "uniform_", "bernoulli_", "random_", "multinomial", "randperm", "rand", "randn", "randint")
 
 
@@ -40,6 +39,7 @@ def fill(posterior: Posterior) -> Posterior:
     """Give a posterior that has learned nothing numbers as if it had."""
     with torch.no_grad():
         for name, tensor in posterior.named_buffers():
+            name = name.removeprefix("law.")
             if name == "complete":
                 tensor.fill_(True)
             elif name == "snapshots":
@@ -59,6 +59,11 @@ def wide(dtype: torch.dtype) -> nn.Module:  # noise of one draw is more than a b
     return nn.Sequential(nn.Linear(4, 5000), nn.Dropout(0.5), nn.Linear(5000, 3)).to(dtype).eval()
 
 
+def made(law, network, **settings):
+    names = [name for name, _ in network.named_parameters()]
+    return Posterior(network, law(network, names=names, num_bn_draws=50, **settings))
+
+
 CASES: dict[str, Callable[[torch.dtype], Posterior]] = {
     "dropout": lambda dtype: convert(mlp(dtype), MCDropout()),
     "dropout, more than a block": lambda dtype: convert(wide(dtype), MCDropout()),
@@ -72,8 +77,8 @@ CASES: dict[str, Callable[[torch.dtype], Posterior]] = {
     "Laplace, last layer": lambda dtype: fill(convert(mlp(dtype), Laplace())),
     "Laplace, diagonal": lambda dtype: fill(convert(mlp(dtype), Laplace(structure="diagonal"))),
     "Laplace, kronecker": lambda dtype: fill(convert(mlp(dtype), Laplace(structure="kronecker"))),
-    "generator": lambda dtype: fill(convert(mlp(dtype), Generator(latent=5, hidden=(6,), residual=True))),
-    "mixture": lambda dtype: fill(convert(mlp(dtype), Mixture(components=3))),
+    "generator": lambda dtype: fill(made(GeneratorLaw, mlp(dtype), latent=5, hidden=(6,), residual=True)),
+    "mixture": lambda dtype: fill(made(GaussianMixtureLaw, mlp(dtype), components=3)),
 }
 
 

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from bayesify import MCDropout, convert
-from bayesify.laws import AlphaDropoutNoise, Key
+from bayesify.laws import DropoutSite, Key, Pass
 from tests.laws.networks import captured, mlp
 
 BOUND = 4.9
@@ -85,7 +85,7 @@ def test_channel_dropout_drops_whole_channels(layer, shape):
 
 @pytest.mark.parametrize("p", [0.05, 0.3, 0.8])
 def test_alpha_dropout_keeps_mean_and_variance(p):
-    layer = AlphaDropoutNoise(p, None, "", channel_dim=None)
+    layer = DropoutSite("", p, alpha=True)
     x = torch.tensor([-1.0, 1.0], dtype=torch.float64)  # mean zero, variance one
     kept = layer._combine(x, torch.full((2,), 0.999999, dtype=torch.float64))
     dropped = layer._combine(x, torch.zeros(2, dtype=torch.float64))
@@ -114,7 +114,8 @@ def test_draws_are_independent(width):
 def test_sites_are_independent():
     posterior = convert(nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5)), MCDropout())
     ones = torch.ones(1, 20_000)
-    with posterior.drawn(Key(0)), posterior.noise.one_pass(1):
+    p = Pass("draw", (Key(0),), rows=1)
+    with posterior.patched(posterior.patch(p)):
         assert_uncorrelated(posterior.network[0](ones), posterior.network[1](ones))
 
 

@@ -1,6 +1,7 @@
 """A posterior that never learned says so; one that has, or need not, does not."""
 
 import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -93,19 +94,19 @@ def test_loops_of_ones_own_as_the_guide_writes_them():
             each(epoch)
 
     swag = bayesify.convert(network(), SWAG())
-    train(swag, torch.optim.SGD(swag.network.parameters(), lr=0.1), swag.noise.mode, lambda _: swag.collect())
+    train(swag, torch.optim.SGD(swag.network.parameters(), lr=0.1), nullcontext, lambda _: swag.law.collect())
     assert swag.learned is True
     assert epistemic(swag) > 0
 
     sgld = bayesify.convert(network(), SGLD(samples_per_chain=10))
     (stage,) = sgld.method.stages(sgld)
     sampler = sgld.method.make_optimizer(stage.groups)
-    train(sgld, sampler, stage.context, lambda epoch: sgld.collect_chains() if epoch else None)
-    assert len(sgld) == 2
+    train(sgld, sampler, stage.context, lambda epoch: sgld.method.collect(sgld) if epoch else None)
+    assert len(sgld.law) == 2
     assert epistemic(sgld) > 0
 
     laplace = bayesify.convert(network(), Laplace(prior_precision=10.0))
-    train(laplace, torch.optim.SGD(laplace.parameters(), lr=0.1), laplace.noise.mode, lambda _: None)
+    train(laplace, torch.optim.SGD(laplace.parameters(), lr=0.1), nullcontext, lambda _: None)
     assert "bayesify.fit(posterior, loader)" in laplace.learned
     trained = laplace.network[3].weight.clone()
     bayesify.fit(laplace, loader, epochs=0, progress=False)

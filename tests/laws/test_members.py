@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from bayesify import DeepEnsemble, MCDropout, convert, predict
-from bayesify.laws import Key, MembersPosterior
+from bayesify.laws import Key
 from bayesify.methods import ensemble
 from tests.laws.networks import mlp
 
@@ -40,7 +40,7 @@ def test_a_members_pass_is_that_networks():
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 9])
 def test_keys_of_plain_members_are_each_taken_once(count):
     posterior = convert(network(), DeepEnsemble(members=4))
-    members = [key.member for key in posterior.keys(count, seed=3)]
+    members = [key.path[0] for key in posterior.keys(count, seed=3)]
     assert len(members) == len(set(members)) == min(count, 4)
 
 
@@ -48,11 +48,11 @@ def test_keys_of_plain_members_are_each_taken_once(count):
 def test_keys_of_random_members_are_balanced(count):
     posterior = noisy_members(4)
     keys = posterior.keys(count, seed=1)
-    counts = Counter(key.member for key in keys)
+    counts = Counter(key.path[0] for key in keys)
     assert len(keys) == len(set(keys)) == count
     assert max(counts.values()) - min(counts.get(m, 0) for m in range(4)) <= 1
     assert len({key.index for key in keys}) == count  # no two draws share their masks
-    orders = {tuple(key.member for key in posterior.keys(1, seed)) for seed in range(50)}
+    orders = {tuple(key.path[0] for key in posterior.keys(1, seed)) for seed in range(50)}
     assert len(orders) == 4  # the seed decides who gets one more; missing one: 4 (3/4)^50 < 1e-5
 
 
@@ -96,7 +96,7 @@ def test_start():
     near = convert(plain, DeepEnsemble(members=2, start="perturbed", perturb_std=0.1))
     reset = convert(plain, DeepEnsemble(members=2, start="reset"))
     again = convert(plain, DeepEnsemble(members=2, start="reset"))
-    weights = [[p.member_tensors(m)["0.weight"] for m in range(2)] for p in (same, near, reset, again)]
+    weights = [[p.law.member_tensors(m)["0.weight"] for m in range(2)] for p in (same, near, reset, again)]
     assert all(torch.equal(w, weight) for w in weights[0])
     relative = (torch.stack(weights[1]) - weight).std() / weight.square().mean().sqrt()
     assert 0.07 < relative < 0.13  # 64 normals of .1: 3.4 standard errors
@@ -107,35 +107,29 @@ def test_start():
 
 
 def noisy_members(number):
-    inner = convert(mlp(), MCDropout())
     generator = torch.Generator().manual_seed(0)
-    members = [
-        {
-            f"network.{name}": nn.Parameter(torch.randn(p.shape, generator=generator, dtype=p.dtype))
-            for name, p in inner.network.named_parameters()
-            if name.startswith(("3.", "6."))
-        }
-        for _ in range(number)
-    ]
-    return MembersPosterior(inner, members, DeepEnsemble(members=number))
+    members = [convert(mlp(), MCDropout()) for _ in range(number)]
+    with torch.no_grad():
+        for member in members:
+            member.default_draws = 3
+            for name, p in member.network.named_parameters():
+                if name.startswith(("3.", "6.")):
+                    p.copy_(torch.randn(p.shape, generator=generator, dtype=p.dtype))
+    return ensemble(members), members
 
 
 @pytest.mark.parametrize("chunk_size", [1, 4, None])
 def test_members_of_a_noisy_posterior(chunk_size):
-    posterior = noisy_members(3)
+    posterior, members = noisy_members(3)
     assert posterior.default_draws == 9
     prediction = predict(posterior, X, seed=2, num_draws=8, chunk_size=chunk_size, keep_samples=True)
     naive = []
     for key in posterior.keys(8, 2):
-        alone = copy.deepcopy(posterior.network)
-        alone.load_state_dict(posterior.member_tensors(key.member), strict=False)
-        with alone.drawn(key):
+        with members[key.path[0]].drawn(key.inner()) as alone:
             naive.append(alone(X).softmax(-1))
     torch.testing.assert_close(prediction.samples, torch.stack(naive), rtol=1e-12, atol=1e-12)
     with posterior.member(1), posterior.mean():
-        alone = copy.deepcopy(posterior.network)
-        alone.load_state_dict(posterior.member_tensors(1), strict=False)
-        with alone.mean():
+        with members[1].mean() as alone:
             torch.testing.assert_close(posterior(X), alone(X))
 
 

@@ -36,19 +36,19 @@ def in_thread(function):
 
 
 MODES = {
-    "silent": (lambda noise: noise.mode(silent=True), True, False),
-    "keys": (lambda noise: noise.mode(keys=(Key(3),)), (Key(3),), ()),
-    "member": (lambda noise: noise.of_member(2), 2, None),
-    "ood": (lambda noise: noise.ood_rows(5), 5, 0),
-    "assigned": (lambda noise: noise.of_components(X), X, None),
+    "kind": (lambda posterior: posterior.mean(), "mean", "fresh"),
+    "keys": (lambda posterior: posterior.drawn(Key(3)), (Key(3),), ()),
+    "part": (lambda posterior: posterior.member(2), 2, None),
 }
 
 
 @pytest.fixture(params=MODES)
-def part(request, posterior):
-    """What reads a part of the mode, what enters it, the value inside and outside."""
+def part(request):
+    """What reads a part of the present pass, what enters it, the value inside and outside."""
+    method = DeepEnsemble(members=3) if request.param == "part" else MCDropout()
+    posterior = convert(mlp(), method)
     enter, inside, outside = MODES[request.param]
-    return (lambda: getattr(posterior.noise, request.param)), (lambda: enter(posterior.noise)), inside, outside
+    return (lambda: getattr(posterior.present(), request.param)), (lambda: enter(posterior)), inside, outside
 
 
 def test_coroutines_that_overlap_leave_no_mode(part):
@@ -102,13 +102,13 @@ def test_tasks_that_are_started_inside_a_mode_have_it_until_it_ends(posterior):
         ended = asyncio.Event()
 
         async def later():
-            first = posterior.noise.silent
+            first = (posterior.present().kind == "mean")
             await ended.wait()
-            return first, posterior.noise.silent
+            return first, (posterior.present().kind == "mean")
 
         with posterior.mean():
             task = asyncio.create_task(later())
-            thread = await asyncio.to_thread(lambda: posterior.noise.silent)
+            thread = await asyncio.to_thread(lambda: (posterior.present().kind == "mean"))
             await asyncio.sleep(0)
         ended.set()
         return thread, await task
@@ -140,7 +140,7 @@ def test_a_generator_that_another_thread_ends_leaves_nothing(posterior, part, en
     next(generator[0])
     in_thread(generator[0].close if end == "close" else lambda: (generator.clear(), gc.collect()))
     assert read() is outside or read() == outside
-    assert in_thread(lambda: posterior.noise.lock.acquire(blocking=False) and posterior.noise.lock.release() is None)
+    assert in_thread(lambda: posterior.lock.acquire(blocking=False) and posterior.lock.release() is None)
     assert not torch.equal(posterior(X), posterior(X))
 
 
@@ -149,9 +149,9 @@ def test_contexts_that_end_in_another_order_leave_nothing(posterior):
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
-    assert (posterior.noise.silent, posterior.noise.keys) == (False, (Key(1),))
+    assert (posterior.present().kind, posterior.present().keys) == ("draw", (Key(1),))
     second.__exit__(None, None, None)
-    assert (posterior.noise.silent, posterior.noise.keys) == (False, ())
+    assert (posterior.present().kind, posterior.present().keys) == ("fresh", ())
 
 
 METHODS = {
@@ -196,7 +196,7 @@ def test_eight_threads_give_what_one_gives(name):
         sys.setswitchinterval(interval)
     assert all(map(torch.equal, serial, together))
     assert all(module.training for module in posterior.network.modules())
-    assert (posterior.noise.silent, posterior.noise.keys, posterior.noise.member) == (False, (), None)
+    assert (posterior.present().kind, posterior.present().keys, posterior.present_part) == ("fresh", (), None)
 
 
 FORK = """
@@ -246,12 +246,12 @@ def run():
         posterior.draw(0)(x)
 
 def busy():
-    with other.noise.one_pass(1):
+    with other.lock:
         entered.set()
         leave.wait(20)
 
 def free(one):
-    assert one.noise.lock.acquire(timeout=1), "a lock is held for ever"
+    assert one.lock.acquire(timeout=1), "a lock is held for ever"
 
 def check(action, target, body):
     "Fork while `target` runs in another thread, or, without one, in this thread's pass."

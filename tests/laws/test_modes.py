@@ -79,11 +79,11 @@ def test_an_exception_restores_everything():
     for context in (posterior.mean(), posterior.drawn(Key(0))):
         with pytest.raises(KeyError, match="broken"), context:
             posterior(X)
-    noise = posterior.noise
-    assert (noise.silent, noise.keys, noise.member, noise.in_pass) == (False, (), None, False)
+    present = posterior.present()
+    assert (present.kind, present.keys, present.part, posterior.runtime.runner) == ("fresh", (), None, None)
     assert posterior.network.training
-    assert noise.lock.acquire(blocking=False)
-    noise.lock.release()
+    assert posterior.lock.acquire(blocking=False)
+    posterior.lock.release()
     posterior.network.fail = False
     assert not torch.equal(posterior(X), posterior(X))
     assert torch.equal(posterior.draw(0)(X), posterior.draw(0)(X))
@@ -95,8 +95,9 @@ def test_copies_are_fresh_and_independent(posterior, clone):
         other = clone(posterior)
         assert not torch.equal(other(X), other(X))  # the mode stays behind
     assert torch.equal(other.draw(4)(X), posterior.draw(4)(X))
-    assert other.noise is not posterior.noise
-    assert all(site.noise is other.noise for site in other.sites())
+    assert other.runtime is not posterior.runtime
+    assert other.law.network is other.network
+    assert other.law.sites() <= set(other.network.modules())
     with posterior.mean():
         silent = posterior(X)
     with torch.no_grad():

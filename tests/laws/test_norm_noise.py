@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from bayesify import ABNN, convert
-from bayesify.laws import Key, NormNoise
+from bayesify.laws import Key, NormSite, Pass
 from tests.torchvision_stub import import_torchvision
 
 BOUND = 4.9
@@ -114,12 +114,10 @@ def test_a_draw_multiplies_what_was_scaled_and_leaves_beta_alone(name, shape):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_law_is_standard_normal(shape, fresh):
     """On ones, a layer without tensors of its own shows the noise itself."""
-    noise = convert(nn.Sequential(nn.GroupNorm(1, 500, affine=False)), ABNN(alpha=0.1, noise=shape)).noise
-    layer = NormNoise(0.1, noise, "site", shape=shape, channel_dims=(1,))
+    site = NormSite("site", 0.1, shape, (1,))
     ones = torch.ones(50, 500, 2, 2, dtype=torch.float64)
-    keys = () if fresh else (Key(3, 1),)
-    with noise.mode(keys=keys), noise.one_pass(50):
-        eps = (layer(ones, None) - 1) / 0.1
+    p = Pass("fresh", rows=50) if fresh else Pass("draw", (Key(3, 1),), rows=50)
+    eps = (site.act(p, ones, None) - 1) / 0.1
     if shape != "element":
         assert torch.equal(eps, eps[..., :1, :1].expand_as(eps))
         eps = eps[..., 0, 0]
@@ -153,12 +151,10 @@ def test_time_first_activations_have_noise_for_each_example():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @torch.no_grad()
 def test_half_precision_keeps_small_noise(dtype):
-    noise = convert(nn.LayerNorm(4), ABNN()).noise
-    layer = NormNoise(0.01, noise, "site", shape="element", channel_dims=(-1,))
+    site = NormSite("site", 0.01, "element", (-1,))
     y = torch.full((1, 200_000), 1.0, dtype=dtype)
     beta = torch.full((200_000,), 100.0)  # y - beta = -99, whose noise of .99 half precision can show
-    with noise.mode(keys=(Key(0),)), noise.one_pass(1):
-        u = layer(y, beta)
+    u = site.act(Pass("draw", (Key(0),), rows=1), y, beta)
     assert u.dtype == dtype
     assert abs(u.float().std() - 0.99) < BOUND * 0.99 / (2 * 200_000) ** 0.5
 
@@ -184,7 +180,7 @@ def test_gradients_are_those_of_the_formula():
         factor = noisy.mean((2, 3), keepdim=True)
     (((gamma[:, None, None] * factor * xhat) + beta[:, None, None]) * weight).sum().backward()
     torch.testing.assert_close(first.grad, second.grad, rtol=1e-9, atol=1e-9)
-    member = posterior.member_tensors(0)
+    member = posterior.law.member_tensors(0)
     torch.testing.assert_close(member["0.weight"].grad, gamma.grad, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(member["0.bias"].grad, beta.grad, rtol=1e-9, atol=1e-9)
 
@@ -225,7 +221,7 @@ def test_layers_that_also_activate():
     torch.testing.assert_close(posterior.draw(0)(x), expected, **EXACT)
     for other in (copy.deepcopy(posterior), pickle.loads(pickle.dumps(posterior))):
         torch.testing.assert_close(other.draw(0)(x), expected, **EXACT)
-        other.member_tensors(0)["0.bias"].add_(1)  # the copy's beta, not the original's
+        other.law.member_tensors(0)["0.bias"].add_(1)  # the copy's beta, not the original's
         assert not torch.isclose(other.draw(0)(x), expected).all()
     torch.testing.assert_close(posterior.draw(0)(x), expected, **EXACT)
 

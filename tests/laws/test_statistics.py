@@ -9,7 +9,7 @@ from torch.nn import functional
 
 import bayesify
 from bayesify import ABNN, IBNN, BayesAdapter, MCDropout, OODRegularizer
-from bayesify.laws import ShapeError
+from bayesify.laws import Pass, ShapeError
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 
@@ -97,8 +97,7 @@ def test_ood_rows_are_normalised_by_the_others_statistics(norm: str, method: str
     network = _network(norm).train()
     posterior = bayesify.convert(network, QUIET[method]).train()
     features = network[0](X).detach()
-    with posterior.noise.ood_rows(5):
-        found = posterior(torch.cat([X, OOD]))[8:]
+    found = posterior.outputs(torch.cat([X, OOD]), Pass(ood_rows=5))[8:]
     network.eval()
     network[1].running_mean, network[1].running_var = features.mean((0, 2, 3)), features.var((0, 2, 3), correction=0)
     torch.testing.assert_close(found, network(OOD), **EXACT)
@@ -109,8 +108,7 @@ def test_ood_rows_are_normalised_by_the_others_statistics(norm: str, method: str
 def test_instances_are_normalised_each_by_itself(norm: str, method: str):
     network = _network(norm).train()
     posterior = bayesify.convert(network, QUIET[method]).train()
-    with posterior.noise.ood_rows(5):
-        found = posterior(torch.cat([X, OOD]))
+    found = posterior.outputs(torch.cat([X, OOD]), Pass(ood_rows=5))
     torch.testing.assert_close(found, network(torch.cat([X, OOD])), **EXACT)
 
 
@@ -127,5 +125,5 @@ def test_rows_that_cannot_be_told_get_a_sentence(method: str):
             return self.norm(torch.cat([x, x[:1]]))[: len(x)]
 
     posterior = bayesify.convert(Odd(), QUIET[method]).train()
-    with posterior.noise.ood_rows(2), pytest.raises(ShapeError, match="statistics='together'"):
-        posterior(torch.randn(6, 4))
+    with pytest.raises(ShapeError, match="statistics='together'"):
+        posterior.outputs(torch.randn(6, 4), Pass(ood_rows=2))

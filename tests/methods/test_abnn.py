@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from bayesify import ABNN, convert, predict
-from bayesify.laws import Key
+from bayesify.laws import Key, Pass
 from bayesify.layers import NormLayer
 from bayesify.methods.random_weights import draw_eta, eta_of_examples
 from experiments.networks import CifarResNet
@@ -122,24 +122,24 @@ def test_at_alpha_zero_networks_are_themselves_bit_for_bit(make, inputs, norms):
 
 def test_members_own_the_normalisation_parameters_and_nothing_else(network):
     posterior = convert(network, ABNN(members=3))
-    assert all(set(posterior.member_tensors(m)) == NORMS for m in range(3))
+    assert all(set(posterior.law.member_tensors(m)) == NORMS for m in range(3))
     names = {name for name, p in posterior.named_parameters() if p.requires_grad}
     assert names == {f"members.{m}.{name}" for m in range(3) for name in NORMS}
     posterior.loss((X, Y), num_data=8).total.backward()
     assert {name for name, p in posterior.named_parameters() if p.grad is not None} == names
     everything = convert(network, ABNN(members=2, train="all"))
-    assert set(everything.member_tensors(1)) == {name for name, _ in network.named_parameters()}
+    assert set(everything.law.member_tensors(1)) == {name for name, _ in network.named_parameters()}
     assert not any(p.requires_grad for p in everything.network.parameters())
 
 
 def test_excluded_and_frozen_layers(network):
     posterior = convert(network, ABNN(), exclude="shortcut")
     assert posterior.conversion.converted == ("first", "norm")
-    assert set(posterior.member_tensors(0)) == {name for name in NORMS if not name.startswith("shortcut")}
+    assert set(posterior.law.member_tensors(0)) == {name for name in NORMS if not name.startswith("shortcut")}
     network.first.requires_grad_(False)
     posterior = convert(network, ABNN())
     assert posterior.conversion.converted == ("first", "shortcut.1", "norm")  # still noisy
-    assert set(posterior.member_tensors(0)) == {name for name in NORMS if not name.startswith("first")}
+    assert set(posterior.law.member_tensors(0)) == {name for name in NORMS if not name.startswith("first")}
 
 
 @pytest.mark.parametrize("statistics", ["frozen", "updated"])
@@ -167,7 +167,7 @@ def test_frozen_statistics_are_used_in_training(network):
     updated = convert(network, ABNN(alpha=0.0, members=1, statistics="updated")).train()
     reference = copy.deepcopy(network).train()
     assert torch.equal(updated(X), reference(X))
-    assert torch.equal(updated.member_tensors(0)["first.running_var"], reference.first.running_var)
+    assert torch.equal(updated.law.member_tensors(0)["first.running_var"], reference.first.running_var)
     assert torch.equal(updated.network.first.running_var, network.first.running_var)
 
 
@@ -190,7 +190,7 @@ def test_fit_is_the_hand_written_loop(network):
                 losses = F.cross_entropy(alone(X[rows]), Y[rows], reduction="none")
                 ((1 + posterior.eta[member][Y[rows]]) * losses).mean().backward()
                 optimizer.step()
-        for name, tensor in posterior.member_tensors(member).items():
+        for name, tensor in posterior.law.member_tensors(member).items():
             torch.testing.assert_close(tensor, alone.get_parameter(name), rtol=1e-12, atol=1e-12)
 
 
@@ -369,18 +369,18 @@ def test_a_prediction_averages_members_and_draws(network, chunk_size):
     posterior = fitted(network, ABNN(members=3, draws_per_member=3, alpha=0.3, lr=0.5))
     prediction = predict(posterior, X, seed=2, chunk_size=chunk_size, keep_samples=True)
     keys = posterior.keys(None, 2)
-    assert Counter(key.member for key in keys) == {0: 3, 1: 3, 2: 3}
+    assert Counter(key.path for key in keys) == {(0,): 3, (1,): 3, (2,): 3}
     naive = []
     for key in keys:
         # a network of its own for each draw: the member's parameters, with the draw's noise in its scales
         alone = copy.deepcopy(network)
-        alone.load_state_dict(posterior.member_tensors(key.member), strict=False)
+        part = posterior.law.part(key.path[0])
+        alone.load_state_dict(part.own.as_dict(), strict=False)
         first, second = {}, {}
-        for name in posterior.conversion.converted:
+        for site in part.places:
+            name = site.name
             for calls, factors in enumerate((first, second)):
-                site = name if calls == 0 else f"{name}#2"
-                layer = posterior.network.get_submodule(name).output_noise
-                factors[name] = 1 + 0.3 * drawn(posterior, key, site, alone.get_submodule(name).weight, layer)
+                factors[name] = 1 + 0.3 * drawn(key, site, calls + 1, alone.get_submodule(name).weight)
         handles = [alone.get_submodule(n).register_forward_hook(scaler(first[n], second[n])) for n in first]
         naive.append(alone(X).softmax(-1).detach())
         for handle in handles:
@@ -389,14 +389,12 @@ def test_a_prediction_averages_members_and_draws(network, chunk_size):
     torch.testing.assert_close(prediction.probs, torch.stack(naive).mean(0), rtol=1e-11, atol=1e-11)
 
 
-def drawn(posterior, key, site, weight, layer):
+def drawn(key, site, calls, weight):
     ones = torch.ones(1, len(weight), 1, 1, dtype=torch.float64)
-    noise = posterior.noise
-    _, _, again = site.partition("#")
-    with noise.mode(keys=(key,)), noise.one_pass(1):
-        for _ in range(int(again or 1)):
-            found = layer(ones, None)
-    return (found[0, :, 0, 0] - 1) / layer.alpha
+    p = Pass("draw", (key,), rows=1)
+    for _ in range(calls):
+        found = site.act(p, ones, None)
+    return (found[0, :, 0, 0] - 1) / site.alpha
 
 
 def scaler(*factors):
@@ -432,7 +430,7 @@ def test_members_trained_apart_are_joined(network, tmp_path):
     assert joined.default_draws == 6
     for member, part in enumerate(parts):
         assert torch.equal(joined.eta[member], part.eta[0])
-        with joined.drawn(Key(0, 4, member)), part.drawn(Key(0, 4, 0)):
+        with joined.drawn(Key(0, 4, (member,))), part.drawn(Key(0, 4, (0,))):
             assert torch.equal(joined(X), part(X))
     assert len(parts[0].members) == 1
     bayesify.save(joined, tmp_path)
@@ -492,7 +490,7 @@ def test_affine_free_norms_have_noise_and_nothing_to_train():
         bayesify.fit(posterior, [(x, torch.zeros(5).long())], num_data=5, progress=False)
     everything = convert(network, ABNN(train="all"))
     bayesify.fit(everything, [(x, torch.zeros(5).long())], num_data=5, progress=False)
-    assert not torch.equal(everything.member_tensors(0)["0.weight"], network[0].weight)
+    assert not torch.equal(everything.law.member_tensors(0)["0.weight"], network[0].weight)
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def test_the_means_take_every_schedule_that_methods_have(schedule: str):
     [
         ({"start_std": (0.2, 0.1)}, "start_std"),
         ({"start_std": (0.0, 0.1)}, "start_std"),
-        ({"noise": "loud"}, "noise must be one of"),
+        ({"estimator": "loud"}, "estimator must be one of"),
         ({"weight_decay": 0.0}, "needs a width"),
         ({"prior_std": -1.0}, "prior_std must be positive"),
         ({"temperature": -1.0}, "temperature"),

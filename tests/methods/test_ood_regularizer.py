@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bayesify
 from bayesify import MAP, SWAG, BayesAdapter, DeepEnsemble, MCDropout, OODRegularizer
 from bayesify.evaluation.measures import mutual_information as measured
+from bayesify.laws import Pass
 from bayesify.methods.ood_regularizer import mutual_information
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
@@ -161,14 +162,13 @@ def test_ood_rows_are_normalised_by_the_statistics_of_the_others():
     network = _network().train()
     (x, _), ood = _batches()
     for _ in range(2):  # twice, since running statistics move
-        with posterior.noise.ood_rows(5):
-            found = posterior(torch.cat([x, ood]))
+        found = posterior.outputs(torch.cat([x, ood]), Pass(ood_rows=5))
         features = network[0](x).detach()
         by_hand = copy.deepcopy(network).eval()
         by_hand[1].running_mean, by_hand[1].running_var = features.mean(0), features.var(0, correction=0)
         assert_close(found, torch.cat([network(x), by_hand(ood)]), **EXACT)
-        with posterior.noise.ood_rows(5):  # nothing else is there
-            assert_close(posterior(ood), copy.deepcopy(network).eval()(ood), **EXACT)
+        alone = posterior.outputs(ood, Pass(ood_rows=5))  # nothing else is there
+        assert_close(alone, copy.deepcopy(network).eval()(ood), **EXACT)
     for name, buffer in network.named_buffers():
         assert_close(posterior.network.get_buffer(name), buffer, **EXACT)
 

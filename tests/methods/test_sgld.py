@@ -15,6 +15,7 @@ from bayesify import SGLD, Gaussian
 from bayesify.methods.sgld import sample_steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sgld", "sghmc"])
 def test_bayesian_linear_regression(kind: str):
     """The bank's moments against the exact posterior's.

@@ -14,6 +14,8 @@ from tests.prediction.linearised.networks import transformer as small_transforme
 from tests.test_architectures import timm
 from tests.torchvision_stub import declare_torchvision_operators
 
+pytestmark = pytest.mark.slow
+
 CLASSES = ["probs", "total", "aleatoric", "epistemic"]
 
 
@@ -40,7 +42,6 @@ def dropped(network):
     return convert(nn.Sequential(network[0], nn.Dropout(0.3), *network[1:]), MCDropout())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("make", [adapted, mixture, dropped])
 @pytest.mark.parametrize("rows", [1, 7])
 def test_the_program_gives_what_predict_gives(make, rows, tmp_path):
@@ -110,7 +111,6 @@ def test_a_backward_pass_is_traced_too():
             torch.testing.assert_close(found[name], getattr(expected, name), rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.slow
 def test_a_backward_pass_takes_batches_of_every_size(monkeypatch):
     """Derivatives are formed for a few examples at a time, which must not fix how many a program takes."""
     monkeypatch.setattr(_gradients, "CHUNK", 64)
@@ -143,7 +143,6 @@ def test_gradients_of_convolutions_in_a_program_are_torchs(dims, groups):
     torch.testing.assert_close(operation.input_by_transpose(flow[:, 0], x[:, 0], weight), of_x[:, 0])
 
 
-@pytest.mark.slow
 def test_a_residual_network_of_timm_in_onnx_runtime(tmp_path):
     """Of maps that shrink to one pixel, with max and average pooling: a backward pass as ONNX."""
     for module in ("onnx", "onnxscript"):

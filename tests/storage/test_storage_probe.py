@@ -237,8 +237,7 @@ def test_inputs_are_not_kept(tmp_path):
     bayesify.predict(posterior, inputs, num_draws=2)
     bayesify.save(posterior, tmp_path)
     assert "7.25" not in (tmp_path / "config.json").read_text()
-    posterior.noise.layout = None  # speed's own notes
-    posterior.noise.predictors = {}
+    posterior.runtime.predictors = {}  # speed's own notes
     del inputs
     gc.collect()
     assert gone() is None
@@ -271,7 +270,7 @@ def test_saving_and_loading_change_nothing(tmp_path):
     plain, posterior = Counting(), bayesify.convert(Counting(), MCDropout()).train()
     posterior.network.norm.eval()
     posterior(X)
-    form, dims = copy.deepcopy(posterior.inputs_seen.form), posterior.noise.batch_dims
+    form, dims = copy.deepcopy(posterior.inputs_seen.form), list(posterior.runtime.traces)
     state, random = copy.deepcopy(posterior.state_dict()), torch.get_rng_state()
     modes = [module.training for module in posterior.modules()]
     bayesify.save(posterior, tmp_path)
@@ -279,10 +278,10 @@ def test_saving_and_loading_change_nothing(tmp_path):
     loaded = bayesify.load(tmp_path, plain)
     assert torch.equal(torch.get_rng_state(), random)
     assert [module.training for module in posterior.modules()] == modes
-    assert (posterior.inputs_seen.form, posterior.noise.batch_dims) == (form, dims)
+    assert (posterior.inputs_seen.form, list(posterior.runtime.traces)) == (form, dims)
     for other in (posterior, loaded):
         assert all(torch.equal(tensor, state[name]) for name, tensor in other.state_dict().items())
-    assert loaded.noise.batch_dims is None
+    assert not loaded.runtime.traces
 
 
 def test_a_network_that_is_random_itself_has_no_probe(tmp_path):

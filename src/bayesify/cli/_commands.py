@@ -22,7 +22,7 @@ from bayesify.cli._options import Command, Job, LearningJob, OodOptions, ScoreOp
 from bayesify.cli._output import JobError, Output, UsageError, aligned
 from bayesify.conversion import convert
 from bayesify.likelihoods.prediction import Prediction
-from bayesify.methods import MAP, Method, list_methods
+from bayesify.methods import MAP, Method, list_methods, source_of
 from bayesify.prediction import predict
 from bayesify.prediction.calibration import calibrate
 
@@ -172,7 +172,7 @@ class Evaluate(LearningJob):
     def run(self) -> Output:
         """Evaluate a saved posterior, or one made now."""
         task, (posterior, _) = self.one_posterior(self.posterior, self.data.split)
-        found = evaluate_posterior(task, posterior, posterior.method.name)[-1]
+        found = evaluate_posterior(task, posterior, source_of(posterior) or posterior.law.name)[-1]
         shown = {"method": found.name, f"examples of {self.data.split!r}": len(found.prediction), **found.metrics}
         return Output(aligned(shown), found.to_dict())
 

@@ -19,7 +19,7 @@ from bayesify.cli._data import load_split, make_loader, ood_sets
 from bayesify.cli._network import load_network
 from bayesify.cli._output import JobError, Output, UsageError
 from bayesify.methods import Method
-from bayesify.prediction.names import PREDICTORS
+from bayesify.prediction import PREDICTORS
 
 __all__ = [
     "Command",

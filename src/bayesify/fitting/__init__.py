@@ -104,8 +104,8 @@ def fit(
             "optimizer=lambda groups: torch.optim.Adam(groups, lr=1e-3)."
         )
     if likelihood is not None:
-        warn_renamed("likelihood= of fit", "convert(network, method, likelihood=...)", stacklevel=4)
         posterior.set_likelihood(likelihood)
+        warn_renamed("likelihood= of fit", "convert(network, method, likelihood=...)", stacklevel=4)
     epochs = method.epochs if epochs is None else epochs
     _check_loader(loader)
     _check_numbers(epochs=(epochs, 0), accumulate=(accumulate, 1), patience=(patience, 1))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from bayesify._core.random import Key
 from bayesify.laws.kronecker import Rotated
 from bayesify.laws.passes import Arranged, BatchDim, Kind, Pass, Patch, Refusal
+from bayesify.laws.statistics import Statistics
 from bayesify.laws.tensors import TensorTree, owners, tensor_of
 from bayesify.laws.trace import Trace
 from bayesify.likelihoods import Likelihood
@@ -34,6 +35,8 @@ class Law(nn.Module):
     Attributes:
         network: The network that it is about; a reference, no part of the law's state.
         own: Tensors in which the law's network differs from the shared one, by name.
+        likelihood: What the network's outputs mean; a reference too.
+        statistics: The posterior's batch-normalisation statistics of drawn weights, where it has such; a reference too.
         default_draws: How many draws a prediction takes if the caller does not say.
         first_order: Whether means and variances are carried as of a network that is linear in what is random.
         traced: The kinds of passes for which `patch` has to know where the batch is.
@@ -42,6 +45,10 @@ class Law(nn.Module):
             network's.
         keep_statistics: Whether normalisation uses its running statistics in training too, and leaves them alone.
     """
+
+    network: nn.Module
+    likelihood: Likelihood | None
+    statistics: Statistics | None
 
     name: ClassVar[str] = ""
     old_settings: ClassVar[dict[str, str]] = {}  # names that older files have for some of `settings`
@@ -54,9 +61,8 @@ class Law(nn.Module):
 
     def __init__(self, network: nn.Module, own: Mapping[str, Tensor] | None = None) -> None:
         super().__init__()
-        self.__dict__["network"] = network
-        self.__dict__["likelihood"] = None
-        self.__dict__["statistics"] = None  # of the posterior, where drawn weights have such
+        # References, which are no part of the law's state: nn.Module would register them.
+        self.__dict__.update(network=network, likelihood=None, statistics=None)
         self.own = TensorTree(own or {})
         self.default_draws = 20
 

@@ -63,6 +63,10 @@ class MemberLaw(Law):
         assert isinstance(found, Law)
         return found
 
+    def member_tensors(self, index: int) -> dict[str, Tensor]:
+        """Return a member's own tensors by their name in the network."""
+        return self.part(index).own.as_dict()
+
     @property
     def laws(self) -> list[Law]:
         """The members' laws."""

@@ -33,8 +33,8 @@ from bayesify.laws.vectorised import vectorised_pass
 from bayesify.likelihoods import Likelihood, as_likelihood
 
 if TYPE_CHECKING:
-    from bayesify.conversion import Conversion
     from bayesify.methods import Method, OODRegularizer
+    from bayesify.selection import Conversion
 
 __all__ = ["Draw", "LossTerms", "Posterior", "ShapeError", "require_posterior", "warn_unless_learned"]
 
@@ -377,8 +377,7 @@ class Posterior(nn.Module):
         inputs, targets = split_batch(batch)
         if self._convention is None:
             self._convention = convention_of(self.network)
-        ignored = getattr(self.likelihood, "ignore_index", -100)
-        targets = beside_outputs(self._convention, batch, inputs, targets, ignored)
+        targets = beside_outputs(self._convention, batch, inputs, targets, self.likelihood.ignore_index)
         return in_network_type(inputs, self.network), targets
 
     # -- modes ----------------------------------------------------------------------------------------------
@@ -502,6 +501,7 @@ class Posterior(nn.Module):
         batch: Any,
         *,
         num_data: int,
+        likelihood: str | Likelihood | None = None,
         ood: Any = None,
         regularizer: OODRegularizer | None = None,
     ) -> LossTerms:
@@ -510,6 +510,7 @@ class Posterior(nn.Module):
         Args:
             batch: `(inputs, targets)`, or a mapping with a target key.
             num_data: The size n of the training set; terms that belong to the whole set are divided by it.
+            likelihood: An old way to set it; `convert` takes it.
             ood: OOD inputs, without targets, on which the posterior is to be uncertain.
             regularizer: How that is asked for; None takes `OODRegularizer()`.
 
@@ -519,6 +520,9 @@ class Posterior(nn.Module):
         if num_data < 1:
             raise ValueError(f"num_data is the number of training examples, but it is {num_data}.")
         method = self.require_method()
+        if likelihood is not None:
+            self.set_likelihood(likelihood)
+            warn_renamed("likelihood= of loss", "convert(network, method, likelihood=...)", stacklevel=4)
         inputs, targets = self.split_batch(batch)
         self.runtime.modes_learned = False  # what was looked at before with gradients on is not what is trained
         if ood is None:

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -130,7 +130,7 @@ class ABNN(Method):
     def state(self, posterior: Posterior) -> nn.Module:
         """Return room for the members' weights of classes, which the first loss draws."""
         like = next((p for p in posterior.network.parameters() if p.is_floating_point()), torch.empty(0))
-        return ClassWeights(like.new_zeros(len(posterior.law.parts), 0).detach())
+        return ClassWeights(like.new_zeros(len(cast(MemberLaw, posterior.law).parts), 0).detach())
 
     def _site(self, network: nn.Module, name: str) -> NormSite:
         layer = network.get_submodule(name)
@@ -210,13 +210,14 @@ class ABNN(Method):
         labels, classes = found
         weights = self.learning(posterior)
         if weights.eta.shape[1] == 0:
-            weights.eta = draw_eta(self, len(posterior.law.parts), classes).to(weights.eta)
+            weights.eta = draw_eta(self, len(cast(MemberLaw, posterior.law).parts), classes).to(weights.eta)
         if weights.eta.shape[1] != classes:
             raise ValueError(
                 f"The members' weights are of {weights.eta.shape[1]} classes, and now there are {classes}. Convert "
                 "the network anew for another likelihood."
             )
-        return weights.eta[member].to(nll.dtype)[labels]
+        found_eta: Tensor = weights.eta[member].to(nll.dtype)[labels]
+        return found_eta
 
     def stages(self, posterior: Posterior) -> list[Stage]:
         """Return one stage for each member."""
@@ -247,10 +248,10 @@ class ABNN(Method):
             if not same or setting != settings[0]:
                 raise ValueError("These posteriors are not of one network, or were not fitted with one configuration.")
         joined = copy.deepcopy(posteriors[0])
-        parts = list(joined.law.parts)
+        parts = cast(MemberLaw, joined.law).laws
         for part in posteriors[1:]:
             memo = {id(part.network): joined.network}
-            parts += [copy.deepcopy(own, memo) for own in part.law.parts]
+            parts += [copy.deepcopy(own, memo) for own in cast(MemberLaw, part.law).laws]
         joined.law = MemberLaw(joined.network, parts)
         joined.law.condition(joined.likelihood)
         joined.law.default_draws = sum(part.default_draws for part in posteriors)

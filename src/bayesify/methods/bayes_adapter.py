@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from bayesify.laws import Estimator, GaussianLaw, Law, LossTerms, Posterior
+from bayesify.laws import Estimator, GaussianLaw, LossTerms, Posterior
 from bayesify.laws.tensors import tensor_of
 from bayesify.methods.method import Method, Stage, rate_factor, register
 from bayesify.selection import Conversion, Selection, require_something, select_parameters
@@ -139,12 +139,12 @@ class BayesAdapter(Method):
         """Return the mean negative log-likelihood, and KL/n unless its gradient is built into the optimiser."""
         terms = super().terms(posterior, outputs, targets, num_data)
         if self.prior_gradient == "autograd" and self.temperature > 0:
-            terms["kl"] = self.temperature * posterior.law.kl(self.std_of_prior(num_data)) / num_data
+            terms["kl"] = self.temperature * _law(posterior).kl(self.std_of_prior(num_data)) / num_data
         return terms
 
     def stages(self, posterior: Posterior) -> list[Stage]:
         """Return one stage with two groups: the means and all else, and psi at a rate of its own."""
-        log_stds = list(posterior.law.log_std.parameters())
+        log_stds = list(_law(posterior).log_std.parameters())
         known = {id(parameter) for parameter in log_stds}
         others = [p for p in posterior.parameters() if p.requires_grad and id(p) not in known]
         groups = [
@@ -172,7 +172,7 @@ class BayesAdapter(Method):
                 f"{type(optimizer).__name__}(..., weight_decay=0), and BayesAdapter(weight_decay=...) for the prior."
             )
         if self.prior_gradient == "built-in" and self.temperature > 0:
-            constants = _constants(posterior.law)
+            constants = _constants(_law(posterior))
             optimizer.register_step_pre_hook(lambda *_: self.add_prior_gradient(posterior, num_data, constants))
 
     @torch.no_grad()
@@ -188,7 +188,7 @@ class BayesAdapter(Method):
             num_data: The number n of training examples.
             constants: Where parameters are not random, by name; None looks.
         """
-        law = posterior.law
+        law = _law(posterior)
         constants = _constants(law) if constants is None else constants
         decay = self.temperature / (num_data * self.std_of_prior(num_data) ** 2)
         centres = law.prior_mean.as_dict()
@@ -211,13 +211,17 @@ class BayesAdapter(Method):
         )
 
 
+def _law(posterior: Posterior) -> GaussianLaw:
+    return cast(GaussianLaw, posterior.law)
+
+
 def _steps(total_steps: int) -> Callable[[int], float]:
     """Return a rate's factor that falls to a fifth after each quarter of the run."""
     total = max(total_steps, 1)
     return lambda step: 0.2 ** min(3, 4 * step // total)
 
 
-def _constants(law: Law) -> dict[str, Tensor]:
+def _constants(law: GaussianLaw) -> dict[str, Tensor]:
     """Return where parameters are not random, for those that have such entries."""
     masks = {name: tensor_of(law.log_std, name) == -math.inf for name in law.names}
     return {name: mask for name, mask in masks.items() if bool(mask.any())}

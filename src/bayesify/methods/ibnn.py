@@ -151,7 +151,8 @@ class IBNN(Method):
 
     def state(self, posterior: Posterior) -> nn.Module:
         """Return what the divergence is multiplied by now."""
-        return Annealing(posterior.law.component_means.detach(), 0.0 if self.anneal else self.beta)
+        law = cast(InputFactorLaw, posterior.law)
+        return Annealing(law.component_means.detach(), 0.0 if self.anneal else self.beta)
 
     def _table(self, network: nn.Module, selection: Selection) -> Conversion:
         projections = {id(m.out_proj) for m in network.modules() if is_attention(m)}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +18,12 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from bayesify._core.deprecation import renamed_fields, warn_renamed, with_new_keys
 from bayesify._core.values import fits, misfits
-from bayesify.laws import LossTerms
+from bayesify.laws import LossTerms, MemberLaw
 
 if TYPE_CHECKING:
-    from bayesify.conversion import Conversion, Selection
     from bayesify.laws import Law, Posterior
     from bayesify.methods.ood_regularizer import OODRegularizer
+    from bayesify.selection import Conversion, Selection
 
 __all__ = [
     "Method",
@@ -251,7 +251,7 @@ def member_losses(posterior: Posterior, loss: Callable[[int], LossTerms]) -> Los
     if posterior.present_part is not None:
         return loss(posterior.present_part)
     losses = []
-    for index in range(len(posterior.law.parts)):  # type: ignore[arg-type]
+    for index in range(len(cast(MemberLaw, posterior.law).parts)):
         with posterior.member(index):
             losses.append(loss(index))
     return LossTerms({name: torch.stack([terms[name] for terms in losses]).mean() for name in losses[0]})
@@ -260,7 +260,7 @@ def member_losses(posterior: Posterior, loss: Callable[[int], LossTerms]) -> Los
 def member_stages(posterior: Posterior) -> list[Stage]:
     """Return one stage for each member, over its own parameters and the likelihood's."""
     shared = list(posterior.likelihood.parameters())
-    parts = list(posterior.law.parts)  # type: ignore[arg-type]
+    parts = cast(MemberLaw, posterior.law).laws
     return [
         Stage(
             f"member {index + 1}/{len(parts)}",

@@ -202,7 +202,7 @@ class SGLD(Method):
         chain = posterior.present_part
         if chain is None:
             chain = int(torch.randint(self.chains, ())) if self.together else 0
-        return self.learning(posterior).outputs(posterior, inputs, chain, ood_rows=ood_rows)
+        return cast(Chains, self.learning(posterior)).outputs(posterior, inputs, chain, ood_rows=ood_rows)
 
     def finite(self, posterior: Posterior, inputs: Any) -> bool:
         """Return whether the outputs of all chains are."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
 
@@ -76,7 +76,7 @@ class SWAG(Method):
         passed = step * self.snapshots_per_epoch // steps_per_epoch
         before = (step - 1) * self.snapshots_per_epoch // steps_per_epoch
         if passed > before:
-            posterior.law.collect()
+            cast(LowRankLaw, posterior.law).collect()
 
     def finish(self, posterior: Posterior, loader: Iterable[Any], progress: Callable[..., Any]) -> None:
         """Re-estimate batch-normalisation statistics for the mean and the draws."""

@@ -105,7 +105,7 @@ def _outputs(
         for mode in modes:
             rows = batch_rows([list(args), dict(kwargs)])
             p = Pass("mean", rows=rows) if mode == "mean" else Pass("draw", (posterior.keys(1, 0)[0],), rows=rows)
-            found[mode] = _some(posterior.read(posterior.run(p, args, kwargs)))
+            found[mode] = _some(posterior.read(posterior.run(p, tuple(args), kwargs)))
     return found
 
 

@@ -113,6 +113,7 @@ def test_settings_of_figures_stay_inside(tmp_path):
     assert dict(matplotlib.rcParams) == before
 
 
+@pytest.mark.slow
 def test_without_ood_sets_and_costs_right_and_wrong_are_told_apart(tmp_path):
     evaluations = [replace(e, ood={}, cost=Cost(), conversion=None) for e in comparison()]
     page = Page(write_report(evaluations, tmp_path / "r.html").read_text(encoding="utf-8"))

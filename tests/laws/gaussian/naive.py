@@ -3,7 +3,7 @@
 import copy
 
 import torch
-from bayesify.laws.noise import BatchDim
+from bayesify.laws.passes import BatchDim
 from torch import Tensor, nn
 from torch.func import functional_call
 

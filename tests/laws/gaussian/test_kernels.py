@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from bayesify.laws.noise import BatchDim
+from bayesify.laws.passes import BatchDim
 from torch import Tensor, nn
 from torch.testing import assert_close
 

@@ -1,5 +1,6 @@
 """The distribution itself, and passes of whole networks."""
 
+import copy
 import math
 
 import pytest
@@ -209,17 +210,21 @@ def test_one_example_and_one_output():
 
 def test_members_of_gaussian_posteriors():
     network = _mlp()
-    inner = _posterior(network, noise="auto")
-    members = [{name: nn.Parameter(p.detach() + m) for name, p in inner.named_parameters()} for m in (0.0, 3.0)]
-    posterior = bayesify.laws.MembersPosterior(inner, members, MAP())
+    members = []
+    for shift in (0.0, 3.0):
+        one = _posterior(copy.deepcopy(network), noise="auto")
+        with torch.no_grad():
+            for parameter in one.network.parameters():
+                parameter += shift
+        members.append(one)
+    posterior = bayesify.ensemble(members)
     x = torch.randn(2000, 3, dtype=torch.float64)
     with torch.no_grad():
         for index in range(2):
             with posterior.member(index), posterior.mean():
                 mean = posterior(x)
-            for name, tensor in members[index].items():
-                if name.startswith("log_std."):
-                    tensor.data.fill_(-30.0)
+            for tensor in posterior.law.parts[index].log_std.parameters():
+                tensor.data.fill_(-30.0)
             with posterior.member(index):
                 assert_close(posterior(x), mean, rtol=0, atol=1e-10)  # a standard deviation of e^-30
 

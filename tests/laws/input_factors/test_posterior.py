@@ -140,7 +140,7 @@ def test_fresh_factors_have_the_law_of_the_assigned_component():
 def test_draws_are_of_components_and_have_their_law():
     made = posterior()
     keys = made.keys(3000, seed=1)
-    assert Counter(key.member for key in keys) == {0: 1000, 1: 1000, 2: 1000}
+    assert Counter(key.path[0] for key in keys) == {0: 1000, 1: 1000, 2: 1000}
     means, stds = made.component_means, made.component_stds
     drawn = torch.stack([made.factors(key) for key in keys]).view(3, 1000, -1)
     assert ((drawn.mean(1) - means).abs() < 4.9 * stds / 1000**0.5).all()
@@ -150,8 +150,8 @@ def test_draws_are_of_components_and_have_their_law():
 def test_five_draws_of_each_component_by_default():
     made = posterior(components=4)
     assert made.default_draws == 20
-    assert Counter(key.member for key in made.keys(None, seed=0)) == dict.fromkeys(range(4), 5)
-    assert sorted(Counter(key.member for key in made.keys(6, seed=0)).values()) == [1, 1, 2, 2]
+    assert Counter(key.path[0] for key in made.keys(None, seed=0)) == dict.fromkeys(range(4), 5)
+    assert sorted(Counter(key.path[0] for key in made.keys(6, seed=0)).values()) == [1, 1, 2, 2]
 
 
 @torch.no_grad()

@@ -10,6 +10,8 @@ from bayesify import SGLD, distill, measure
 from bayesify.data import photo_patches, read_digits, to_scale
 from experiments.protocols import anomaly_table
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def made() -> dict[str, bayesify.Posterior]:
@@ -40,7 +42,6 @@ def figures(posterior: bayesify.Posterior) -> tuple[float, float]:
     return measure.accuracy(prediction.probs, test.targets), table["photos"]["BALD"].auroc
 
 
-@pytest.mark.slow
 def test_chains_learn_digits_and_find_photographs(made: dict[str, bayesify.Posterior]):
     accuracy, auroc = figures(made["SGLD"])
     assert accuracy > 0.9

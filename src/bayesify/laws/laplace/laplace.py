@@ -118,7 +118,7 @@ class LaplaceLaw(Law):
         return 1.0 if variance is None else variance**-self.power
 
     def _noise_variance(self) -> float | None:
-        return self.likelihood.single_variance() if isinstance(self.likelihood, Gaussian) else None
+        return self.likelihood.single_variance()
 
     def determined_parameters(self) -> float:
         """Return gamma = sum_i l_i / (l_i + delta), l the curvature's eigenvalues (MacKay 1992).

@@ -16,9 +16,7 @@ from bayesify.laws.law import Component, Dense
 from bayesify.laws.passes import Pass, Patch
 from bayesify.laws.tensors import TensorTree, tensor_of
 from bayesify.laws.trace import Trace
-from bayesify.likelihoods import Categorical
 from bayesify.likelihoods.categorical import independent_variances
-from bayesify.likelihoods.prediction import Prediction
 
 if TYPE_CHECKING:
     from bayesify.laws.posterior import Posterior
@@ -216,17 +214,9 @@ class LastLayerLaw(LaplaceLaw):
             features: The layer's inputs, (B, T, D).
         """
         self._require_seen()
-        if isinstance(self.likelihood, Categorical) and self.outputs_count > 2:
+        if self.likelihood.softmax_dim(output.ndim) is not None and self.outputs_count > 2:
             return output, None, self.output_covariance(features).reshape(*output.shape, self.outputs_count)
         return output, self.output_variances(output, features), None
-
-    @torch.no_grad()
-    def predictive(self, output: Tensor, features: Tensor) -> Prediction:
-        """Return the prediction for outputs and features of the mean network, with logits as independent ones.
-
-        Their variances are those that have the right ones after centring: a C-th of the covariances' work.
-        """
-        return self.likelihood.from_gaussian(output, self.output_variances(output, features))
 
     def _require_seen(self) -> None:
         if not _traced():
@@ -234,7 +224,7 @@ class LastLayerLaw(LaplaceLaw):
 
     def output_variances(self, output: Tensor, features: Tensor) -> Tensor:
         """Return variances of the outputs: of logits, those of independent ones with the same after centring."""
-        classes = isinstance(self.likelihood, Categorical)
+        classes = self.likelihood.softmax_dim(output.ndim) is not None
         variance = self.output_variance(features, centred=classes).reshape(output.shape)
         return independent_variances(variance) if classes else variance
 
