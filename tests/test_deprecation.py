@@ -334,7 +334,7 @@ def test_no_module_is_hidden_by_a_function():
 
 
 def test_the_package_warns_of_nothing_when_it_is_imported():
-    code = "import bayesify, bayesify.data, bayesify.decide, bayesify.cli, bayesify.demo, bayesify.report"
+    code = "import bayesify, bayesify.data, bayesify.decide, bayesify.cli, bayesify.cli.demo, bayesify.report"
     subprocess.run([sys.executable, "-W", "error::DeprecationWarning:bayesify", "-c", code], check=True)
 
 

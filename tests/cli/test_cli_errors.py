@@ -148,7 +148,7 @@ def test_the_parser_loads_neither_figures_nor_data_readers():
     code += "; import sys; print(sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = done.stdout
-    for heavy in ("matplotlib", "jinja2", "sklearn", "bayesify.demo", "bayesify.report"):
+    for heavy in ("matplotlib", "jinja2", "sklearn", "bayesify.cli.demo", "bayesify.report"):
         assert f"'{heavy}'" not in loaded
 
 

@@ -6,7 +6,7 @@ import torch
 
 import bayesify as library
 from bayesify.data import read_digits
-from bayesify.demo import read_data
+from bayesify.cli.demo import read_data
 
 
 @pytest.mark.slow
@@ -19,7 +19,7 @@ def test_every_method_is_in_the_table_and_a_failure_stops_no_other(bayesify, tmp
             raise ValueError("This one never works.\nAnd a second line.")
 
     known = library.list_methods()
-    monkeypatch.setattr("bayesify.demo.list_methods", lambda: {"broken": Broken, **known})
+    monkeypatch.setattr("bayesify.cli.demo.list_methods", lambda: {"broken": Broken, **known})
     code, text, error = bayesify("demo", "--quick", "--out", tmp_path)
     rows = [line.partition("  ")[0] for line in text.splitlines()]
     for name in known:
@@ -38,7 +38,7 @@ def test_every_method_is_in_the_table_and_a_failure_stops_no_other(bayesify, tmp
 
 
 def test_json_is_all_there_is_on_stdout(bayesify, tmp_path, monkeypatch):
-    monkeypatch.setattr("bayesify.demo.list_methods", lambda: {"map": library.MAP})
+    monkeypatch.setattr("bayesify.cli.demo.list_methods", lambda: {"map": library.MAP})
     code, text, _ = bayesify("demo", "--quick", "--out", tmp_path, "--json", "--quiet")
     found = json.loads(text)
     assert code == 0
@@ -49,7 +49,7 @@ def test_json_is_all_there_is_on_stdout(bayesify, tmp_path, monkeypatch):
 
 
 def test_a_report_that_cannot_be_written_costs_no_table(bayesify, tmp_path, monkeypatch):
-    monkeypatch.setattr("bayesify.demo.list_methods", lambda: {"map": library.MAP})
+    monkeypatch.setattr("bayesify.cli.demo.list_methods", lambda: {"map": library.MAP})
     (tmp_path / "report.html").mkdir()
     code, text, _ = bayesify("demo", "--quick", "--out", tmp_path, "--quiet")
     assert code == 1

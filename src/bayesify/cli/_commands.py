@@ -53,7 +53,7 @@ class Demo(Command):
 
     def run(self) -> Output:
         """Run the demo."""
-        from bayesify.demo import run_demo
+        from bayesify.cli.demo import run_demo
 
         result = run_demo(self.out, seed=self.seed, quick=self.quick, progress=not self.quiet)
         lines = [result.introduction, "", str(result.comparison), ""]
