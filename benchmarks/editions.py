@@ -390,7 +390,8 @@ def main() -> None:
     slower = [name for name, row in record["rows"].items() if "ratio" in row and row["interval"][0] > 1.05]
     middle = statistics.median(row["ratio"] for row in measured) if measured else float("nan")
     print(
-        f"{len(measured)} rows in {record['seconds']} s ({record['processor_seconds']} s of the processor), median ratio {middle:.3f}; slower: {slower or 'none'}"
+        f"{len(measured)} rows in {record['seconds']} s ({record['processor_seconds']} s of the processor), "
+        f"median ratio {middle:.3f}; slower: {slower or 'none'}"
     )
     arguments.result.parent.mkdir(exist_ok=True)
     arguments.result.write_text(json.dumps(record, indent=1) + "\n")

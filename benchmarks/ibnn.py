@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import bayesify
 from bayesify import IBNN
-from bayesify.laws import InputMixturePosterior
+from bayesify.laws import InputFactorLaw
 from benchmarks.timing import keep, medians, plain_step
 from experiments.networks import CifarResNet
 
@@ -131,8 +131,8 @@ def sizes(components: int) -> list[dict[str, Any]]:
         share = {"weights per node": round(weights / nodes), f"K = {components}": 2 * components * nodes / weights}
         rows.append({"network": name, "weights": weights, "nodes": nodes, "paper": PAPER[name], **share})
     posterior = bayesify.convert(lenet(), IBNN(components=components))  # the count is that of a real conversion
-    assert isinstance(posterior, InputMixturePosterior)
-    assert posterior.component_means.shape[1] == rows[0]["nodes"]
+    assert isinstance(posterior.law, InputFactorLaw)
+    assert posterior.law.component_means.shape[1] == rows[0]["nodes"]
     return rows
 
 

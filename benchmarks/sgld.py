@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import bayesify
-from bayesify.methods import Bank, gan
+from bayesify.laws import BankLaw
+from bayesify.methods import gan
 from bayesify.methods.pca import reduce_samples
 from benchmarks.timing import keep, medians, seconds
 
@@ -130,9 +131,10 @@ def predictions(repeats: int, draws: int) -> dict[str, float]:
     found = {}
     for sizes in ((2, 10, 10, 2), (64, 100, 10), (784, 100, 10)):
         network = mlp(*sizes).eval()
-        bank = bayesify.convert(network, Bank(bank_size=draws))
-        for row in 0.1 * torch.randn(draws, bank.samples.shape[1]):
-            bank.append(row)
+        law = BankLaw(network, names=[name for name, _ in network.named_parameters()], size=draws)
+        for row in 0.1 * torch.randn(draws, law.samples.shape[1]):
+            law.append(row)
+        bank = bayesify.Posterior(network, law)
         for rows in (1, 10, 100, 1000):
             x = torch.randn(rows, sizes[0])
 

@@ -31,14 +31,14 @@ import bayesify
 from bayesify._core.maths import entropy
 from bayesify._core.trees import call
 from bayesify.evaluation.checking import _rank_correlation
-from bayesify.laws import GaussianPosterior
+from bayesify.laws import GaussianLaw, Posterior
 from benchmarks.timing import keep
 from experiments.data import load
 
 HOW = ("streamlined", "moments", "principal", "margin", "linearised", "per-head")  # the last for attention alone
 
 
-def noisy(network: nn.Module, arguments: argparse.Namespace, names: Callable[[str], bool]) -> GaussianPosterior:
+def noisy(network: nn.Module, arguments: argparse.Namespace, names: Callable[[str], bool]) -> Posterior:
     """Return a posterior with noise on some parameters, a share of each one's root mean square."""
     generator = torch.Generator().manual_seed(0)
     log_stds = {
@@ -47,10 +47,10 @@ def noisy(network: nn.Module, arguments: argparse.Namespace, names: Callable[[st
         for name, p in network.named_parameters()
         if names(name)
     }
-    return GaussianPosterior(network, bayesify.MAP(), log_stds=log_stds)
+    return Posterior(network, GaussianLaw(network, log_stds=log_stds), method=bayesify.MAP())
 
 
-def mlp(arguments: argparse.Namespace) -> dict[str, tuple[nn.Module, GaussianPosterior, Any]]:
+def mlp(arguments: argparse.Namespace) -> dict[str, tuple[nn.Module, Posterior, Any]]:
     """Train 784-400-400-10 on MNIST for three passes over 8,192 digits."""
     torch.manual_seed(0)
     train, test = (load("mnist", part) for part in ("train", "test"))
@@ -68,7 +68,7 @@ def mlp(arguments: argparse.Namespace) -> dict[str, tuple[nn.Module, GaussianPos
     return {"MLP, all layers": (network.eval(), noisy(network, arguments, lambda _: True), inputs)}
 
 
-def resnet20(arguments: argparse.Namespace) -> dict[str, tuple[nn.Module, GaussianPosterior, Any]]:
+def resnet20(arguments: argparse.Namespace) -> dict[str, tuple[nn.Module, Posterior, Any]]:
     """Load the pretrained CIFAR-10 network."""
     from experiments.networks import cifar_inputs, pretrained
 
@@ -77,7 +77,7 @@ def resnet20(arguments: argparse.Namespace) -> dict[str, tuple[nn.Module, Gaussi
     return {"ResNet-20, all layers": (network, noisy(network, arguments, lambda _: True), inputs)}
 
 
-def minilm(arguments: argparse.Namespace) -> dict[str, tuple[nn.Module, GaussianPosterior, Any]]:
+def minilm(arguments: argparse.Namespace) -> dict[str, tuple[nn.Module, Posterior, Any]]:
     """Load a sentence encoder, with a random head on the mean over tokens."""
     from experiments.clinc import Classifier, make_encoder
     from tests.torchvision_stub import declare_torchvision_operators
@@ -115,7 +115,7 @@ def cost(plain: Callable[[], object], other: Callable[[], object], repeats: int)
 
 
 @torch.no_grad()
-def draws(posterior: GaussianPosterior, inputs: Any, number: int) -> Tensor:
+def draws(posterior: Posterior, inputs: Any, number: int) -> Tensor:
     """Return the centred logits of draws, (S, B, C)."""
     outputs = torch.stack([posterior.evaluate(inputs, [key])[0] for key in posterior.keys(number, 0)])
     return outputs - outputs.mean(-1, keepdim=True)
@@ -128,7 +128,7 @@ def information(logits: Tensor) -> Tensor:
 
 
 def rows_of(
-    network: nn.Module, posterior: GaussianPosterior, inputs: Any, hows: list[str], arguments: argparse.Namespace
+    network: nn.Module, posterior: Posterior, inputs: Any, hows: list[str], arguments: argparse.Namespace
 ) -> dict[str, dict[str, float]]:
     """Return cost, variance ratio, rank correlation and the ratio of the mutual information of each predictor."""
 
@@ -174,11 +174,12 @@ def rows_of(
     return found
 
 
-def peers(network: nn.Module, posterior: GaussianPosterior, inputs: Any) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+def peers(network: nn.Module, posterior: Posterior, inputs: Any) -> Iterator[tuple[str, Callable[[], Tensor]]]:
     """Yield other libraries' predictors of the same posterior's centred logits' variances, summed."""
     if not isinstance(network, nn.Sequential):
         return
-    variances = torch.cat([(2 * log_std.detach()).exp().flatten() for log_std in posterior.log_std.as_dict().values()])
+    log_stds = posterior.law.log_std.as_dict().values()
+    variances = torch.cat([(2 * log_std.detach()).exp().flatten() for log_std in log_stds])
     for name, package, make in (("suq", "suq", _suq), ("laplace-torch, GLM", "laplace", _laplace_torch)):
         if find_spec(package) is None:
             print(f"  {name} is not installed, and not in the table.")

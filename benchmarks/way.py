@@ -91,7 +91,7 @@ def stages() -> dict[str, Callable[[], Any]]:
     x, y = torch.rand(64, 8, 8), torch.arange(64) % 10
     layers = nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Dropout(0.2), nn.Linear(128, 10)
     network = nn.Sequential(*layers)
-    draws = "num_draws" if "num_draws" in inspect.signature(bayesify.predict).parameters else "num_draws"
+    draws = "num_draws" if "num_draws" in inspect.signature(bayesify.predict).parameters else "num_samples"
 
     def convert() -> Any:
         return bayesify.convert(network, bayesify.MCDropout())

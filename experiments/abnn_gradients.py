@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import bayesify
 from bayesify import ABNN, BayesAdapter, Posterior
-from bayesify.laws import NormMembersPosterior
+from bayesify.laws import MemberLaw
 from experiments.cifar import loaders
 from experiments.networks import pretrained
 from experiments.records import RESULTS, Records
@@ -38,7 +38,7 @@ def scaled(network: nn.Module, share: float, noise: str) -> Posterior:
     """Return Gaussian weights whose standard deviation is a share of each tensor's root mean square."""
     posterior = bayesify.convert(network, BayesAdapter(estimator=noise))  # type: ignore[arg-type]
     parameters = dict(posterior.network.named_parameters())
-    for name, log_std in posterior.log_std.as_dict().items():
+    for name, log_std in posterior.law.log_std.as_dict().items():
         log_std.data.fill_(math.log(share * float(parameters[name].detach().square().mean().sqrt()) + 1e-12))
     return posterior.eval()
 
@@ -85,8 +85,8 @@ def main() -> None:
 
     def of_member(alpha: float) -> tuple[Posterior, Callable[[Batch], Tensor]]:
         posterior = bayesify.convert(network, ABNN(members=1, eta=0.0, alpha=alpha)).eval()
-        assert isinstance(posterior, NormMembersPosterior)
-        own = posterior.member_tensors(0)
+        assert isinstance(posterior.law, MemberLaw)
+        own = posterior.law.member_tensors(0)
 
         def gradient(batch: Batch) -> Tensor:
             with posterior.member(0):

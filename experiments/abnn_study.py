@@ -8,6 +8,7 @@ abnn_cifar_main_resnet20` from its checkpoint in `--work`. Rows go to
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 
 import bayesify
 from bayesify import ABNN
-from bayesify.laws import NormNoise
+from bayesify.laws import NoisyLayerLaw, NormSite
 from experiments.config import Setting
 from experiments.measures import Scored, calibrated, targets_of
 from experiments.networks import pretrained
@@ -33,14 +34,15 @@ def part_of(
 ) -> dict[str, Any]:
     """Measure with another strength of the noise."""
     assert isinstance(posterior.method, ABNN)
-    layers = [module for module in posterior.modules() if isinstance(module, NormNoise)]
+    alpha = share * posterior.method.alpha
+    parts = {part: part.places for part in posterior.modules() if isinstance(part, NoisyLayerLaw)}
     try:
-        for layer in layers:
-            layer.alpha = share * posterior.method.alpha
+        for part, places in parts.items():
+            part.places = tuple(replace(site, alpha=alpha) for site in places if isinstance(site, NormSite))
         return Scored(num_draws=draws, test=False)(posterior, setting, seed=0, trial=trial)
     finally:
-        for layer in layers:
-            layer.alpha = posterior.method.alpha
+        for part, places in parts.items():
+            part.places = places
 
 
 def apart(setting: Setting) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def variances(kind: str, *, channels: int, rows: int, size: int, repeats: int) -
     network = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
     nn.init.kaiming_normal_(network.weight)
     posterior = bayesify.convert(network, bayesify.BayesAdapter(estimator=kind), likelihood="regression")
-    parameters = [posterior.network.weight, posterior.log_std.get_parameter("weight")]
+    parameters = [posterior.network.weight, posterior.law.log_std.get_parameter("weight")]
     gradients = []
     for _ in range(repeats):
         loss = (posterior(x) - target).square().mean()

@@ -38,7 +38,7 @@ def measured(noise: str, x: Tensor, y: Tensor, epochs: int) -> dict[str, list[fl
     network = nn.Linear(3, 1, bias=False).double()
     posterior = bayesify.convert(network, method, likelihood=Gaussian(noise_std=NOISE_STD))
     bayesify.fit(posterior, [(x, y)] * 4, num_data=ROWS, progress=False)
-    found = {"mean": posterior.network.weight[0], "std": posterior.log_std.get_parameter("weight").exp()[0]}
+    found = {"mean": posterior.network.weight[0], "std": posterior.law.log_std.get_parameter("weight").exp()[0]}
     return {name: [round(value, 6) for value in values.tolist()] for name, values in found.items()}
 
 

@@ -27,8 +27,8 @@ import torch
 
 import bayesify
 from bayesify import measure
-from bayesify.laws import BankPosterior, VectorPosterior
-from bayesify.methods import Bank
+from bayesify.laws import BankLaw, Posterior, VectorLaw
+from bayesify.methods import inherit, require_bank, source_of
 from bayesify.methods.distillation import agreement
 from experiments.apd_common import BOUNDS, NETWORKS, Data, arguments_of, draw_curves, kept, mlp, mnist, rows_of
 from experiments.protocols import anomaly_table
@@ -78,7 +78,7 @@ class Lab:
         dropped, method = mlp(*self.sizes, dropout=0.5), bayesify.MCDropout(**settings)
         return kept(dropped, method, self.data, self.folder(name), best=True)
 
-    def sgld(self, name: str = "SGLD", **changes: Any) -> BankPosterior:
+    def sgld(self, name: str = "SGLD", **changes: Any) -> bayesify.Posterior:
         """Return SGLD with the paper's prior, and half of its steps as burn-in."""
         settings: dict[str, Any] = {
             "epochs": self.arguments.epochs, "lr": RATE, "weight_decay": 1e-3,
@@ -91,9 +91,7 @@ class Lab:
         trained = changes.get("start") == "network"
         torch.manual_seed(0)
         network = self.plain("SGD").network if trained else mlp(*self.sizes)
-        made = kept(network, bayesify.SGLD(**settings), self.data, self.folder(name))
-        assert isinstance(made, BankPosterior)
-        return made
+        return kept(network, bayesify.SGLD(**settings), self.data, self.folder(name))
 
     def distilled(self, how: str, **options: Any) -> bayesify.Posterior:
         """Return a distillation of SGLD's samples, from its folder if it is there."""
@@ -130,7 +128,7 @@ class Lab:
 
     def drawn(self, posterior: bayesify.Posterior, draws: int | None = None) -> bayesify.Posterior:
         """Return so many draws of a posterior as a bank: weights are made once, however many sets are looked at."""
-        own = isinstance(posterior, BankPosterior) or not isinstance(posterior, VectorPosterior)
+        own = isinstance(posterior.law, BankLaw) or not isinstance(posterior.law, VectorLaw)
         return posterior if own else bayesify.sample_bank(posterior, draws or self.arguments.draws)
 
 
@@ -185,7 +183,7 @@ def storage(posterior: bayesify.Posterior) -> float:
     """Return how many networks a posterior costs."""
     own = {name for name, _ in posterior.named_parameters() if name.startswith("network.")}
     numbers = sum(
-        t.numel() for name, t in posterior.state_dict().items() if not name.startswith(("network.", "chains."))
+        t.numel() for name, t in posterior.state_dict().items() if not name.startswith(("network.", "learning."))
     )
     size = sum(p.numel() for name, p in posterior.named_parameters() if name in own)
     return round(float(numbers / size), 2)
@@ -219,7 +217,7 @@ def agreements(lab: Lab, rows: Records) -> None:
     }
 
     def one(make: Callable[[], bayesify.Posterior]) -> dict[str, float]:
-        found = agreement(make(), reference, inputs, num_draws=min(50, len(bank)))
+        found = agreement(make(), reference, inputs, num_draws=min(50, len(bank.law)))
         return {"divergence": round(found.divergence, 4), "total": round(found.total, 4)}
 
     for name, make in ways.items():
@@ -227,9 +225,10 @@ def agreements(lab: Lab, rows: Records) -> None:
     rows.row("share of the variance in the first 100 coordinates", partial(variance_share, bank, 100))
 
 
-def variance_share(bank: BankPosterior, number: int) -> dict[str, float]:
+def variance_share(bank: bayesify.Posterior, number: int) -> dict[str, float]:
     """Return the share of a bank's variance along its axes of largest variance."""
-    variance = torch.linalg.svdvals(bank.samples.float() - bank.samples.float().mean(0)).square()
+    samples = require_bank(bank, "The share of variance is of a bank").samples.float()
+    variance = torch.linalg.svdvals(samples - samples.mean(0)).square()
     return {"share": round(float(variance[:number].sum() / variance.sum()), 4)}
 
 
@@ -247,11 +246,11 @@ def study(lab: Lab, rows: Records) -> None:
         },
         "from the trained network": {"start": "network"},
     }  # fmt: skip
-    makers: dict[str, Callable[[], BankPosterior]] = {"as in the tables": lab.sgld}
+    makers: dict[str, Callable[[], bayesify.Posterior]] = {"as in the tables": lab.sgld}
     makers["samples of the last tenth"] = lambda: last_samples(lab.sgld(), 0.2)
     makers |= {name: partial(lab.sgld, name, **changes) for name, changes in variants.items()}
 
-    def both(make: Callable[[], BankPosterior]) -> dict[str, Any]:
+    def both(make: Callable[[], Posterior]) -> dict[str, Any]:
         bank = make()
         return {**figures(lab, bank), "diagnosis": diagnosis(lab, bank)}
 
@@ -259,17 +258,19 @@ def study(lab: Lab, rows: Records) -> None:
         rows.row(name, partial(both, make), config={"changes": variants.get(name)})
 
 
-def last_samples(bank: BankPosterior, share: float) -> BankPosterior:
+def last_samples(bank: bayesify.Posterior, share: float) -> bayesify.Posterior:
     """Return a bank of the last samples of another."""
-    number = max(2, int(share * len(bank)))
-    made = bayesify.convert(bank.network, Bank(bank_size=number))
-    assert isinstance(made, BankPosterior)
-    for row in bank.rows[-number:]:
-        made.append(bank.samples[row])
+    law, network = require_bank(bank, "The last samples are a bank's"), bank.plain_network()
+    number = max(2, int(share * len(law)))
+    last = BankLaw(network, names=law.names, size=number, source=source_of(bank))
+    for row in law.rows[-number:]:
+        last.append(law.samples[row])
+    made = bayesify.Posterior(network, last)
+    inherit(made, bank)
     return made.eval()
 
 
-def diagnosis(lab: Lab, bank: BankPosterior) -> dict[str, float] | str:
+def diagnosis(lab: Lab, bank: bayesify.Posterior) -> dict[str, float] | str:
     """Return medians of effective sample sizes and split-R-hat."""
     try:
         found = bayesify.diagnose(bank, lab.data.test[0][:20])

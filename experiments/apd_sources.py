@@ -71,8 +71,8 @@ def main() -> None:
         bank = bayesify.sample_bank(source, 10 if trial else 300)
         ways: dict[str, dict[str, Any]] = {
             "wgan-gp": {"inputs": data.val[0][:200], "steps": 10 if trial else 3000, "hidden": (20, 20, 20)},
-            "pca": {"latent": min(20, len(bank) - 1), "residual": True},
-            "mixture": {"components": min(10, len(bank))},
+            "pca": {"latent": min(20, len(bank.law) - 1), "residual": True},
+            "mixture": {"components": min(10, len(bank.law))},
         }
         for how, options in ways.items():
             rows.row(

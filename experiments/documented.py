@@ -35,11 +35,11 @@ def both(*lines: Line, words: str = " + temperature") -> list[Line]:
 # -- ABNN -------------------------------------------------------------------------------------------------------------
 
 OOD = {
-    "AUROC clothes": told("auroc-total", "fashion-mnist"),
-    "FPR95 clothes": told("fpr95-total", "fashion-mnist"),
-    "AUROC letters": told("auroc-total", "notmnist"),
-    "AUPR letters": told("aupr-total", "notmnist"),
-    "FPR95 letters": told("fpr95-total", "notmnist"),
+    "AUROC Fashion-MNIST": told("auroc-total", "fashion-mnist"),
+    "FPR95 Fashion-MNIST": told("fpr95-total", "fashion-mnist"),
+    "AUROC notMNIST": told("auroc-total", "notmnist"),
+    "AUPR notMNIST": told("aupr-total", "notmnist"),
+    "FPR95 notMNIST": told("fpr95-total", "notmnist"),
 }
 ABNN_LINES = ("map", "mc-dropout, last layer", "abnn", "deep ensemble of perturbed copies", "mc-dropout, convolutions")
 TUNING = {
@@ -60,17 +60,17 @@ ABLATION_COLUMNS = {
     "NLL": Cell(("test", "nll")),
     "NLL + temperature": Cell(("test, calibrated", "nll")),
     "AURC 1e-3": Cell(("test, calibrated", "aurc"), 1000, 2),
-    "AUROC clothes": Cell(("test, calibrated", "auroc-total/fashion-mnist"), digits=3),
-    "AUROC letters": Cell(("test, calibrated", "auroc-total/notmnist"), digits=3),
+    "AUROC Fashion-MNIST": Cell(("test, calibrated", "auroc-total/fashion-mnist"), digits=3),
+    "AUROC notMNIST": Cell(("test, calibrated", "auroc-total/notmnist"), digits=3),
 }
 SEGMENTATION = {
     "mIoU %": Cell(("part", "miou"), 100, 1),
     "NLL": NLL,
     "ECE %": ECE,
-    "AUROC letters": told("auroc-total", "notmnist"),
-    "AUPR letters": told("aupr-total", "notmnist"),
-    "FPR95 letters": told("fpr95-total", "notmnist"),
-    "AUROC by epistemic letters": told("auroc-epistemic", "notmnist"),
+    "AUROC notMNIST": told("auroc-total", "notmnist"),
+    "AUPR notMNIST": told("aupr-total", "notmnist"),
+    "FPR95 notMNIST": told("fpr95-total", "notmnist"),
+    "AUROC by epistemic notMNIST": told("auroc-epistemic", "notmnist"),
 }
 OUT_OF_SCOPE = {
     "AUROC out of scope": told("auroc-total", "out of scope"),
@@ -147,8 +147,8 @@ KINDS = {
     "patches of 4 shuffled": "not seen: patches of 4 shuffled",
     "salt and pepper": "not seen: salt and pepper",
     "random phases": "not seen: random phases",
-    "clothes": "not seen: fashion-mnist",
-    "letters": "not seen: notmnist",
+    "Fashion-MNIST": "not seen: fashion-mnist",
+    "notMNIST": "not seen: notmnist",
 }
 
 
@@ -226,9 +226,9 @@ def lenets() -> str:
 
 LAPLACE = {
     **QUALITY,
-    "AUROC clothes": told("auroc-total", "fashion-mnist"),
-    "AUROC letters": told("auroc-total", "notmnist"),
-    "AUROC letters, epistemic": told("auroc-epistemic", "notmnist"),
+    "AUROC Fashion-MNIST": told("auroc-total", "fashion-mnist"),
+    "AUROC notMNIST": told("auroc-total", "notmnist"),
+    "AUROC notMNIST, epistemic": told("auroc-epistemic", "notmnist"),
     "NLL + temperature": Cell(("test, calibrated", "nll")),
 }
 LAPLACE_LINES = (

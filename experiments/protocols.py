@@ -35,7 +35,6 @@ ATTACKS = ("FGSM", "PGD")
 Box = Literal["grey", "white"]
 
 
-@renamed_fields(aupr_foreign="aupr_ood")
 @dataclass(frozen=True)
 class Separation:
     """How well a score tells two sets apart.
@@ -51,7 +50,6 @@ class Separation:
     aupr_own: float
 
 
-@renamed(foreign="ood")
 def separation(own: Prediction, ood: Prediction, scores: Mapping[str, str] | None = None) -> dict[str, Separation]:
     """Return how well each score of two predictions tells them apart.
 
@@ -69,7 +67,6 @@ def separation(own: Prediction, ood: Prediction, scores: Mapping[str, str] | Non
     return found
 
 
-@renamed(num_samples="num_draws", foreign="ood")
 def anomaly_table(
     posterior: Posterior,
     inputs: Tensor,
@@ -122,7 +119,6 @@ def anomaly_table(
     return {name: {score: _mean([table[name][score] for table in tables]) for score in tables[0][name]} for name in ood}
 
 
-@renamed(num_samples="num_draws")
 def attack_table(
     sources: Mapping[str, Posterior],
     detectors: Mapping[str, Posterior],

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -10,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from bayesify.methods.distilled import Generator, Mixture
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from bayesify import ABNN, APD, IBNN, MAP, SGLD, SWAG, BayesAdapter, Laplace, MCDropout, convert, decide
-from bayesify.methods import Bank, list_methods
+from bayesify.laws import BankLaw, GaussianMixtureLaw, GeneratorLaw
+from bayesify.methods import list_methods
 from bayesify.methods.method import method_from_dict
 
 ROOT = Path(__file__).parents[1]
@@ -91,8 +92,8 @@ CALLS = {
     ),
     "sample_bank(num_samples)": (
         "num_draws",
-        lambda: bayesify.sample_bank(bank(), num_samples=2).samples,
-        lambda: bayesify.sample_bank(bank(), num_draws=2).samples,
+        lambda: bayesify.sample_bank(bank(), num_samples=2).law.samples,
+        lambda: bayesify.sample_bank(bank(), num_draws=2).law.samples,
     ),
     "keys(num_samples)": ("num_draws", lambda: posterior().keys(num_samples=2, seed=0), lambda: posterior().keys(2, 0)),
     "default_samples": ("default_draws", lambda: posterior().default_samples, lambda: posterior().default_draws),
@@ -139,12 +140,12 @@ CALLS = {
     ),
     "distill(how)": (
         "algorithm",
-        lambda: type(bayesify.distill(bank(), how="pca", **SHORT)),
-        lambda: type(bayesify.distill(bank(), "pca", **SHORT)),
+        lambda: type(bayesify.distill(bank(), how="pca", **SHORT).law),
+        lambda: type(bayesify.distill(bank(), "pca", **SHORT).law),
     ),
     "distill(num_draws)": (
         "num_bn_draws",
-        lambda: bayesify.distill(bank(), "pca", num_draws=3, **SHORT).num_bn_draws,
+        lambda: bayesify.distill(bank(), "pca", num_draws=3, **SHORT).law.config()["num_bn_draws"],
         lambda: 3,
     ),
     "acquire(how)": (
@@ -181,11 +182,12 @@ CALLS = {
     "methods()": ("bayesify.list_methods()", lambda: bayesify.methods(), lambda: bayesify.list_methods()),
     "methods.methods": ("list_methods", lambda: bayesify.methods.methods, lambda: list_methods),
     "laws()": (
-        "bayesify.gaussian_components()",
+        "posterior.components()",
         lambda: len(bayesify.laws(posterior())),
-        lambda: len(bayesify.gaussian_components(posterior())),
+        lambda: len(posterior().components()),
     ),
-    "laws.register": ("gaussian_components.register", lambda: bool(bayesify.laws.register), lambda: True),
+    "prediction.laws": ("bayesify.laws", lambda: bayesify.prediction.laws, lambda: bayesify.laws),
+    "prediction.Law": ("bayesify.laws.Component", lambda: bayesify.prediction.Law, lambda: bayesify.Component),
     "Law": ("Component", lambda: bayesify.Law, lambda: bayesify.Component),
     "UncertaintyRegulariser": (
         "OODRegularizer",
@@ -232,10 +234,6 @@ SETTINGS = [
     (ABNN, "samples", "draws_per_member", 7),
     (IBNN, "samples", "draws_per_component", 7),
     (BayesAdapter, "noise", "estimator", "flipout"),
-    (Bank, "num_samples", "bank_size", 7),
-    (Generator, "how", "algorithm", "gan"),
-    (Generator, "num_draws", "num_bn_draws", 7),
-    (Mixture, "num_draws", "num_bn_draws", 7),
 ]
 
 
@@ -256,10 +254,26 @@ def test_an_old_setting_of_a_method(cls, old, new, value):
 
 
 def test_every_renamed_setting_exists_under_its_new_name():
-    for cls in {*list_methods().values(), Bank, Generator, Mixture}:
+    for cls in list_methods().values():
         fields = {field.name for field in dataclasses.fields(cls)}
         assert set(cls.renamed.values()) <= fields, cls
         assert not set(cls.renamed) & fields, cls
+    for law in (BankLaw, GeneratorLaw, GaussianMixtureLaw):
+        assert set(law.old_settings.values()) <= set(law.settings), law
+        assert not set(law.old_settings) & set(law.settings), law
+
+
+@pytest.mark.parametrize("algorithm", [None, "pca", "mixture"])
+def test_old_settings_in_the_file_of_a_law(algorithm, tmp_path):
+    made = bank() if algorithm is None else bayesify.distill(bank(), algorithm, progress=False)
+    bayesify.save(made, tmp_path / "saved")
+    path = tmp_path / "saved" / "config.json"
+    config = json.loads(path.read_text())
+    for old, new in made.law.old_settings.items():
+        config["method"][old] = config["method"].pop(new)
+    path.write_text(json.dumps(config))
+    loaded = bayesify.load(tmp_path / "saved", nn.Linear(4, 3))  # in silence
+    assert loaded.law.config() == made.law.config()
 
 
 def test_a_method_that_overrides_an_old_function_is_heard():
@@ -289,7 +303,7 @@ MODULES = {
     "calibrate": ("prediction.calibration", "calibrate"),
     "export": ("prediction.exporting", "export"),
     "sensitivity": ("prediction.sensitivity", "input_sensitivity"),
-    "convert": ("conversion", "replace_modules"),
+    "convert": ("conversion", "Conversion"),
     "fit": ("fitting", "History"),
     "evaluate": ("evaluation.evaluation", "measure_cost"),
     "check": ("evaluation.checking", "Check"),
@@ -315,9 +329,7 @@ def test_types_of_predictions_where_they_were(name):
     assert found[name] is getattr(bayesify, name)
 
 
-@pytest.mark.parametrize(
-    ("name", "place"), [("measure", "measures"), ("report", "report"), ("components", "components")]
-)
+@pytest.mark.parametrize(("name", "place"), [("measure", "measures"), ("report", "report")])
 def test_public_modules_keep_their_names(name, place):
     module = importlib.import_module(f"bayesify.{name}")
     target = importlib.import_module(f"bayesify.evaluation.{place}")
@@ -336,22 +348,6 @@ def test_no_module_is_hidden_by_a_function():
 def test_the_package_warns_of_nothing_when_it_is_imported():
     code = "import bayesify, bayesify.data, bayesify.decide, bayesify.cli, bayesify.cli.demo, bayesify.report"
     subprocess.run([sys.executable, "-W", "error::DeprecationWarning:bayesify", "-c", code], check=True)
-
-
-def test_old_options_of_the_command_line(capsys):
-    from bayesify.cli import _with_new_options
-
-    assert _with_new_options(["evaluate", "--foreign", "digits", "--num-samples=3"]) == [
-        "evaluate", "--ood", "digits", "--num-draws=3",
-    ]  # fmt: skip
-    assert capsys.readouterr().err.count("is an old name") == 2
-
-
-def test_old_settings_on_the_command_line():
-    from bayesify.cli._settings import make_method
-
-    with pytest.warns(DeprecationWarning, match="--set optimiser.*--set optimizer"):
-        assert make_method("map", ["optimiser=adam"]) == MAP(optimizer="adam")
 
 
 BANNED = re.compile(r"\bforeign|\bclothes\b|optimiser=|num_samples|max_probability", flags=re.IGNORECASE)

@@ -38,7 +38,7 @@ def test_what_trespasses():
     assert not trespasses("bayesify.evaluation.report._svg", "bayesify.evaluation.report")
     assert trespasses("bayesify.evaluation.report._svg", "bayesify.evaluation")
     assert not trespasses("bayesify._core.files", "bayesify.decide")
-    assert set(imported(ast.parse("from bayesify.cli import _common"))) == {"bayesify.cli", "bayesify.cli._common"}
+    assert set(imported(ast.parse("from bayesify.cli import _output"))) == {"bayesify.cli", "bayesify.cli._output"}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT / "src").as_posix())

@@ -330,7 +330,7 @@ def test_copies_and_plain_networks_have_no_guard():
         assert torch.equal(predict(clone, ROWS, seed=0).probs, predict(posterior, ROWS, seed=0).probs)
         assert gradients(clone, ROWS) is not None  # and guards itself anew
         assert hooks(clone) > 0
-    assert hooks(posterior.component(0)) == hooks(posterior.mean_network()) == 0
+    assert hooks(posterior.law.component(0)) == hooks(posterior.law.mean_network()) == 0
     assert hooks(convert(posterior.network, MAP())) == 0
 
 

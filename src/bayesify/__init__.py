@@ -43,7 +43,7 @@ from bayesify.methods import (
     sample_bank,
 )
 from bayesify.methods.distillation import distill
-from bayesify.prediction import Linearised, Mean, Sampling, Streamlined, capabilities, gaussian_components, predict
+from bayesify.prediction import Linearised, Mean, Sampling, Streamlined, capabilities, predict
 from bayesify.prediction.calibration import calibrate
 from bayesify.prediction.exporting import export
 from bayesify.storage import load, save
@@ -100,7 +100,6 @@ __all__ = [
     "export",
     "fit",
     "fit_variance_scale",
-    "gaussian_components",
     "input_sensitivity",
     "join_banks",
     "layers",

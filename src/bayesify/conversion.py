@@ -17,9 +17,9 @@ from bayesify.laws.members import rebase
 from bayesify.laws.recomputation import without_guards
 from bayesify.likelihoods import Likelihood
 from bayesify.methods import DeepEnsemble, Method, as_method, inherit
-from bayesify.selection import Patterns, Selection
+from bayesify.selection import Conversion, ConversionRow, Patterns, Selection
 
-__all__ = ["build", "convert", "ensemble"]
+__all__ = ["Conversion", "ConversionRow", "Patterns", "Selection", "build", "convert", "ensemble"]
 
 
 def convert(

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import bayesify as library
-from bayesify.data import read_digits
 from bayesify.cli.demo import read_data
+from bayesify.data import read_digits
 
 
 @pytest.mark.slow

@@ -4,7 +4,19 @@ import pytest
 import torch
 from torch import nn
 
-from bayesify import BayesAdapter, Bernoulli, Custom, DeepEnsemble, Gaussian, Laplace, MCDropout, convert, fit, predict
+from bayesify import (
+    BayesAdapter,
+    Bernoulli,
+    Custom,
+    DeepEnsemble,
+    Gaussian,
+    Laplace,
+    MCDropout,
+    Streamlined,
+    convert,
+    fit,
+    predict,
+)  # fmt: skip
 from bayesify.decide import Detector, acquire
 from bayesify.decide.acquisition import SCORES
 
@@ -25,8 +37,11 @@ LIKELIHOODS = {
 }
 WAYS = {
     "dropout": (MCDropout(), ("sampling", "mean", "streamlined", "linearised")),
-    "adapter": (BayesAdapter(start_std=(0.1, 0.1)), ("sampling", "mean", "streamlined", "linearised", "covariance")),
-    "laplace": (Laplace(), ("sampling", "closed-form")),
+    "adapter": (
+        BayesAdapter(start_std=(0.1, 0.1)),
+        ("sampling", "mean", "streamlined", "linearised", Streamlined(covariance="full")),
+    ),
+    "laplace": (Laplace(), ("sampling", "streamlined")),
     "laplace, diagonal": (Laplace(structure="diagonal"), ("sampling", "streamlined")),
     "ensemble": (DeepEnsemble(members=2, start="network"), ("sampling",)),
 }

@@ -30,7 +30,7 @@ def test_each_component_is_measured_as_a_plain_network():
     posterior = made()
     found = look_at_components(posterior, DataLoader(data(), 8))
     x, labels = data().tensors
-    logits = torch.stack([posterior.component(k)(x) for k in range(4)])
+    logits = torch.stack([posterior.law.component(k)(x) for k in range(4)])
     guesses = logits.argmax(-1)
     for k in range(4):
         assert found.accuracy[k] == pytest.approx(float((guesses[k] == labels).double().mean()))
@@ -45,12 +45,12 @@ def test_each_component_is_measured_as_a_plain_network():
 @torch.no_grad()
 def test_positions_are_the_principal_components_of_all_weights():
     posterior = made()
-    names = [latent.parameter for latent in posterior.latents]
+    names = [latent.parameter for latent in posterior.law.latents]
 
     def weights(plain: nn.Module) -> torch.Tensor:
         return torch.cat([plain.get_parameter(name).flatten() for name in names])
 
-    rows = torch.stack([*(weights(posterior.component(k)) for k in range(4)), weights(network())])
+    rows = torch.stack([*(weights(posterior.law.component(k)) for k in range(4)), weights(network())])
     centred = rows - rows[:4].mean(0)
     _, sizes, axes = torch.linalg.svd(centred[:4], full_matrices=False)
     positions, explained = place_components(posterior)

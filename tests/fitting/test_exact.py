@@ -218,9 +218,11 @@ def test_swag_collects_the_path_of_the_plain_loop():
         if index % 2 == 0:
             path.append(network[4].weight.detach().clone())
     snapshots = torch.stack(path)
-    assert int(posterior.snapshots) == 4
-    assert_close(posterior.codec.split(posterior.average)["4.weight"], snapshots.mean(0), **EXACT)
-    assert_close(posterior.codec.split(posterior.variance())["4.weight"], snapshots.var(0, correction=0), **EXACT)
+    assert int(posterior.law.snapshots) == 4
+    assert_close(posterior.law.codec.split(posterior.law.average)["4.weight"], snapshots.mean(0), **EXACT)
+    assert_close(
+        posterior.law.codec.split(posterior.law.variance())["4.weight"], snapshots.var(0, correction=0), **EXACT
+    )
 
 
 def test_the_validation_nll_is_that_of_a_plain_loop():

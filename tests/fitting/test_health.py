@@ -71,7 +71,7 @@ def test_a_parameter_that_is_not_a_number_is_named():
 def test_a_chain_that_left_is_told_from_targets():
     posterior = bayesify.convert(_network(), bayesify.APD(chains=2, samples_per_chain=2, steps=2))
     with torch.no_grad():
-        for weights in posterior.workshop.chains[1].parameters():
+        for weights in posterior.learning.chains[1].parameters():
             weights.fill_(1e30)  # finite, unlike the network's outputs with them
     with pytest.raises(NonFiniteError, match="A chain has gone where the network's output is not finite"):
         _fit(posterior, DataLoader(_data(), batch_size=4))

@@ -6,7 +6,7 @@ from torch import nn
 from bayesify import ABNN, IBNN, MAP, SWAG, DeepEnsemble, Laplace, MCDropout
 from bayesify.methods import list_methods
 
-__all__ = ["METHODS", "Attention", "TimeFirst", "Windows", "captured", "configurations", "mlp", "spread"]
+__all__ = ["METHODS", "Attention", "TimeFirst", "Windows", "captured", "configurations", "mlp", "placed", "spread"]
 
 METHODS = {
     "map": MAP(),
@@ -39,6 +39,11 @@ def spread(posterior):
         if posterior.statistics is not None:
             posterior.statistics.fresh.fill_(True)
     return posterior
+
+
+def placed(posterior):
+    """Return the tensors that a pass in the present mode puts in the network's place."""
+    return dict(posterior.patch(posterior.present(1)).tensors)
 
 
 def mlp(p=0.5):
@@ -111,7 +116,7 @@ def captured(posterior, key, x):
     handles = [
         site.register_forward_hook(lambda _module, args, output: factors.append(output / args[0]))
         for site in posterior.network.modules()
-        if site in posterior.sites()
+        if site in posterior.law.sites()
     ]
     with torch.no_grad(), posterior.drawn(key):
         posterior(x)

@@ -55,7 +55,7 @@ def plain(bank: Posterior, rows: list[int], x: torch.Tensor = X) -> torch.Tensor
     """Put each row into a network by hand."""
     network, outputs = mlp(), []
     for row in rows:
-        nn.utils.vector_to_parameters(bank.samples[row].double(), network.parameters())
+        nn.utils.vector_to_parameters(bank.law.samples[row].double(), network.parameters())
         outputs.append(network(x).detach())
     return torch.stack(outputs)
 
@@ -71,7 +71,7 @@ def test_draws_are_rows():
 def test_vectorised_passes_are_the_plain_ones(number: int):
     bank = filled(mlp())
     keys = bank.keys(number, seed=3)
-    assert bank.folds
+    assert bank.law.together(None) == "stack"
     assert_close(bank.evaluate(X, keys), plain(bank, [key.index for key in keys]), **EXACT)
 
 
@@ -86,16 +86,16 @@ def test_predictions_average_rows():
 def test_chunks_of_weights(monkeypatch: pytest.MonkeyPatch):
     bank = filled(mlp())
     whole = bank.evaluate(X, bank.keys(12, seed=0))
-    monkeypatch.setattr("bayesify.laws.bank.TOGETHER", 2 * bank.samples.shape[1])
+    monkeypatch.setattr("bayesify.laws.bank.TOGETHER", 2 * bank.law.samples.shape[1])
     assert_close(bank.evaluate(X, bank.keys(12, seed=0)), whole, **EXACT)
 
 
 def test_networks_with_convolutions_are_not_vectorised():
     network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3)).double()
     bank = filled(network)
-    assert not bank.folds
+    assert bank.law.together(None) == "one"
     last = empty(network, 2, names="2")
-    assert last.folds
+    assert last.law.together(None) == "stack"
 
 
 def test_fewer_draws_are_at_equal_distances():
@@ -111,12 +111,12 @@ def test_fewer_draws_are_at_equal_distances():
 def test_the_mean_is_the_average_of_the_rows():
     bank = filled(mlp())
     network = mlp()
-    nn.utils.vector_to_parameters(bank.samples.mean(0), network.parameters())
+    nn.utils.vector_to_parameters(bank.law.samples.mean(0), network.parameters())
     with bank.mean():
         assert_close(bank(X), network(X), **EXACT)
     with torch.no_grad():
-        bank.samples.mul_(2)  # the average is remembered, and must not be after this
-    nn.utils.vector_to_parameters(bank.samples.mean(0), network.parameters())
+        bank.law.samples.mul_(2)  # the average is remembered, and must not be after this
+    nn.utils.vector_to_parameters(bank.law.samples.mean(0), network.parameters())
     with bank.mean():
         assert_close(bank(X), network(X), **EXACT)
 
@@ -124,25 +124,25 @@ def test_the_mean_is_the_average_of_the_rows():
 @pytest.mark.parametrize("storage", ["float32", "bfloat16", "float16"])
 def test_half_precision_is_for_storage_only(storage: str, tmp_path: Path):
     bank = filled(mlp(), storage=storage)
-    assert str(bank.samples.dtype) == f"torch.{storage}"
+    assert str(bank.law.samples.dtype) == f"torch.{storage}"
     keys = bank.keys(12, seed=0)
     assert bank.evaluate(X, keys).dtype == torch.float64
     assert_close(bank.evaluate(X, keys), plain(bank, range(12)), **EXACT)
     bayesify.save(bank, tmp_path / "bank")
     loaded = bayesify.load(tmp_path / "bank", mlp())
-    assert loaded.samples.dtype == bank.samples.dtype
-    assert torch.equal(loaded.samples, bank.samples)
+    assert loaded.law.samples.dtype == bank.law.samples.dtype
+    assert torch.equal(loaded.law.samples, bank.law.samples)
 
 
 def test_weights_beyond_float16_are_said():
     bank = empty(mlp(), 1, "float16")
     with pytest.raises(ValueError, match="bfloat16 or float32"):
-        bank.append(torch.full((bank.samples.shape[1],), 1e6))
+        bank.law.append(torch.full((bank.law.samples.shape[1],), 1e6))
 
 
 def test_a_full_bank_says_so():
     with pytest.raises(ValueError, match="room for 12"):
-        filled(mlp()).append(torch.zeros(51))
+        filled(mlp()).law.append(torch.zeros(51))
 
 
 def test_a_loaded_bank_can_stay_on_disk(tmp_path: Path):
@@ -152,9 +152,9 @@ def test_a_loaded_bank_can_stay_on_disk(tmp_path: Path):
     mapped = bayesify.load(tmp_path / "bank", network, memory_map=True)
     file = next((tmp_path / "bank").glob("*.safetensors"))
     content = file.read_bytes()
-    assert torch.equal(mapped.samples, bank.samples)
+    assert torch.equal(mapped.law.samples, bank.law.samples)
     assert_close(bayesify.predict(mapped, X, seed=0).probs, bayesify.predict(bank, X, seed=0).probs, rtol=0, atol=0)
-    mapped.samples.zero_()  # a private copy of the page
+    mapped.law.samples.zero_()  # a private copy of the page
     assert file.read_bytes() == content
 
 
@@ -164,24 +164,24 @@ def test_samples_can_be_written_to_a_file_as_they_come(storage: str | None, tmp_
     posterior = bayesify.convert(
         network, SGLD(samples_per_chain=6, epochs=4, lr=0.1, weight_decay=0.0, storage=storage)
     )
-    posterior.map_samples(tmp_path / "bank" / "samples.safetensors")
+    posterior.law.map_samples(tmp_path / "bank" / "samples.safetensors")
     bayesify.fit(posterior, data(), progress=False, accuracy_tolerance=1)
     plain = bayesify.convert(network, posterior.method)
     bayesify.fit(plain, data(), progress=False, accuracy_tolerance=1)
     found = load_file(tmp_path / "bank" / "samples.safetensors")["samples"]
-    assert found.dtype == plain.samples.dtype
-    assert len(posterior) > 2
-    assert torch.equal(found, plain.samples)
+    assert found.dtype == plain.law.samples.dtype
+    assert len(posterior.law) > 2
+    assert torch.equal(found, plain.law.samples)
     assert torch.equal(bayesify.predict(posterior, X, seed=0).probs, bayesify.predict(plain, X, seed=0).probs)
     with pytest.raises(FileExistsError):
-        posterior.map_samples(tmp_path / "bank" / "samples.safetensors")
+        posterior.law.map_samples(tmp_path / "bank" / "samples.safetensors")
 
 
 def test_mapping_keeps_what_is_there(tmp_path: Path):
     bank = filled(mlp())
-    before = bank.samples.clone()
-    bank.map_samples(tmp_path / "samples.safetensors")
-    assert torch.equal(bank.samples, before)
+    before = bank.law.samples.clone()
+    bank.law.map_samples(tmp_path / "samples.safetensors")
+    assert torch.equal(bank.law.samples, before)
     assert torch.equal(load_file(tmp_path / "samples.safetensors")["samples"], before)
 
 
@@ -261,18 +261,18 @@ def test_banks_are_joined_chain_by_chain(tmp_path: Path):
         bayesify.fit(posterior, data(), seed=seed, progress=False, accuracy_tolerance=1)
         banks.append(posterior.eval())
     joined = join_banks(banks)
-    assert joined.by_chain().shape == (3, 4, banks[0].samples.shape[1])
-    assert torch.equal(joined.by_chain()[0], banks[0].samples)
-    last = len(banks[2])
+    assert joined.law.by_chain().shape == (3, 4, banks[0].law.samples.shape[1])
+    assert torch.equal(joined.law.by_chain()[0], banks[0].law.samples)
+    last = len(banks[2].law)
     rows = [(place + 1) * last // 4 - 1 for place in range(4)]
-    assert torch.equal(joined.by_chain()[2], banks[2].samples[rows])
+    assert torch.equal(joined.law.by_chain()[2], banks[2].law.samples[rows])
     own, old = ([Key(0, row) for row in some] for some in (range(8, 12), rows))
     assert_close(joined.evaluate(X, own), banks[2].evaluate(X, old), **EXACT)
     with pytest.raises(ValueError, match="no mean network"), joined.mean():
         pass
     bayesify.save(joined, tmp_path / "bank")
     loaded = bayesify.load(tmp_path / "bank", network)
-    assert torch.equal(loaded.by_chain(), joined.by_chain())
+    assert torch.equal(loaded.law.by_chain(), joined.law.by_chain())
     with pytest.raises(ValueError, match="different parameters"):
         join_banks([banks[0], filled(mlp())])
     with pytest.raises(ValueError, match="no samples yet"):
@@ -288,8 +288,8 @@ def test_a_bank_of_a_bank_is_thinned():
     bank = filled(mlp())
     thinned = sample_bank(bank, 3, seed=0)
     rows = [key.index for key in bank.keys(3, seed=0)]
-    assert torch.equal(thinned.samples, bank.samples[rows])
-    assert len(sample_bank(bank, 100)) == 12
+    assert torch.equal(thinned.law.samples, bank.law.samples[rows])
+    assert len(sample_bank(bank, 100).law) == 12
 
 
 def test_statistics_of_the_mean_are_estimated_when_asked():

@@ -82,7 +82,7 @@ def test_noise_on_something_without_a_batch():
     together = draw(x)
     for size in (1, 2, 3):
         torch.testing.assert_close(torch.cat([draw(part) for part in x.split(size)]), together, **EXACT)
-    assert not posterior.folds
+    assert posterior.law.together(posterior.trace(x)) == "one"
     with pytest.raises(ShapeError, match="'dropout' acts on something without a batch"):
         posterior.evaluate(x, KEYS)
     assert torch.isfinite(posterior(x[:5])).all()  # a fresh pass needs to know no layout

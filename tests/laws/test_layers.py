@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from bayesify import MCDropout, convert
-from tests.laws.networks import METHODS, configurations, spread
+from tests.laws.networks import METHODS, configurations, placed, spread
 
 
 @pytest.fixture(params=sorted(configurations()))
@@ -24,7 +24,7 @@ def test_a_bare_layer(name):
     assert posterior.conversion.rows[0].name == ""
     if name == "deep-ensemble":
         with posterior.member(1):
-            tensors = posterior.tensors()
+            tensors = placed(posterior)
             torch.testing.assert_close(posterior(x), F.linear(x, tensors["weight"], tensors["bias"]))
     else:
         with posterior.mean():
@@ -108,7 +108,7 @@ def test_draws_of_weights_are_the_network_with_those_weights(kind):
         outs = []
         for key in posterior.keys(2, 0):
             with posterior.drawn(key):
-                tensors = posterior.tensors()
+                tensors = placed(posterior)
                 assert set(tensors) == {parameter for parameter, _ in plain.named_parameters()}
                 naive = copy.deepcopy(plain)
                 naive.load_state_dict(tensors)
@@ -170,11 +170,11 @@ def test_convolutions(kind, options, method):
         with posterior.drawn(key):
             out = posterior(x)
             naive = copy.deepcopy(plain)
-            naive.load_state_dict(posterior.tensors(), strict=False)
+            naive.load_state_dict(placed(posterior), strict=False)
             mask = 1.0
             if method.name == "mc-dropout":
-                with posterior.noise.one_pass(2):
-                    mask = posterior.network.input_dropout(torch.ones_like(x))
+                (site,) = posterior.law.places
+                mask = site.act(posterior.present(2), torch.ones_like(x))
                 flat = mask.flatten(2)
                 assert torch.equal(flat, flat[:1, :, :1].expand_as(flat))
         torch.testing.assert_close(out, naive(x * mask), rtol=1e-12, atol=1e-12)

@@ -102,13 +102,13 @@ def test_tasks_that_are_started_inside_a_mode_have_it_until_it_ends(posterior):
         ended = asyncio.Event()
 
         async def later():
-            first = (posterior.present().kind == "mean")
+            first = posterior.present().kind == "mean"
             await ended.wait()
             return first, (posterior.present().kind == "mean")
 
         with posterior.mean():
             task = asyncio.create_task(later())
-            thread = await asyncio.to_thread(lambda: (posterior.present().kind == "mean"))
+            thread = await asyncio.to_thread(lambda: posterior.present().kind == "mean")
             await asyncio.sleep(0)
         ended.set()
         return thread, await task

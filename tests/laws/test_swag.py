@@ -9,6 +9,7 @@ from torch import nn
 
 from bayesify import SWAG, convert, predict
 from bayesify.laws import Key
+from tests.laws.networks import placed
 
 X = torch.randn(7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
@@ -33,7 +34,7 @@ def fitted(network, method, steps=6):
     snapshots = path(network, steps)
     for flat in snapshots:
         set_weights(posterior.network, flat)
-        posterior.collect()
+        posterior.law.collect()
     return posterior, snapshots
 
 
@@ -51,9 +52,9 @@ def deviations(snapshots, rank):
 def test_moments(steps):
     network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     posterior, snapshots = fitted(network, SWAG(rank=4), steps)
-    mean = posterior.average
+    mean = posterior.law.average
     np.testing.assert_allclose(mean, snapshots.mean(0), rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(posterior.variance(), snapshots.var(0), rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(posterior.law.variance(), snapshots.var(0), rtol=1e-11, atol=1e-12)
     with posterior.mean():
         set_weights(network, snapshots.mean(0))
         torch.testing.assert_close(posterior(X), network(X), rtol=1e-12, atol=1e-12)
@@ -79,7 +80,7 @@ def test_draws_have_the_covariance_of_the_paper(rank, scale, steps):
     drawn = []
     for index in range(number):
         with posterior.drawn(Key(0, index)):
-            drawn.append(flatten(posterior.tensors(), network))
+            drawn.append(flatten(placed(posterior), network))
     factor = np.linalg.cholesky(covariance(snapshots, rank, scale))
     white = np.linalg.solve(factor, (torch.stack(drawn).numpy() - snapshots.mean(0)).T)
     assert np.abs(white.mean(1)).max() < 4.9 / number**0.5
@@ -93,11 +94,11 @@ def test_the_low_rank_part_is_joint_over_layers():
     posterior = convert(network, SWAG(rank=2))
     for value in (0.0, 1.0, 4.0):
         set_weights(posterior.network, [value, value])
-        posterior.collect()
+        posterior.law.collect()
     pairs = []
     for index in range(1000):
         with posterior.drawn(Key(0, index)):
-            pairs.append(flatten(posterior.tensors(), network))
+            pairs.append(flatten(placed(posterior), network))
     correlation = torch.corrcoef(torch.stack(pairs).T)[0, 1].item()
     snapshots = np.array([[0.0, 0], [1, 1], [4, 4]])
     exact = covariance(snapshots, 2, 1.0)
@@ -126,8 +127,8 @@ def test_refreshed_statistics_are_those_of_a_naive_loop(batches):
 
     for index in (None, 0, 1, 2):
         naive = copy.deepcopy(posterior.network).eval()
-        weights = posterior.centre() if index is None else posterior.sample(Key(0, index))
-        naive.load_state_dict(posterior.codec.split(weights), strict=False)
+        weights = posterior.law.centre() if index is None else posterior.law.sample(Key(0, index))
+        naive.load_state_dict(posterior.law.codec.split(weights), strict=False)
         means, variances = [], []
         for x, _ in loader()[:batches]:
             hidden = naive[0](x)
@@ -139,7 +140,7 @@ def test_refreshed_statistics_are_those_of_a_naive_loop(batches):
         posterior.eval()
         with posterior.mean() if index is None else posterior.drawn(Key(0, index)):
             torch.testing.assert_close(posterior(X), naive(X), rtol=1e-10, atol=1e-10)
-            assert posterior.tensors()["1.num_batches_tracked"] == len(means)
+            assert placed(posterior)["1.num_batches_tracked"] == len(means)
         posterior.train()
     assert modes == [module.training for module in posterior.network.modules()]
     assert posterior.network[1].momentum == 0.1

@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 import bayesify
 from bayesify import ABNN, IBNN, BayesAdapter, Laplace, MCDropout
-from bayesify.laws import NormKind, norm_kind, register_layer, register_norm
+from bayesify.laws import norm_kind, register_layer, register_norm
 from bayesify.layers import DropoutLayer, LayerType, LinearLayer, NormLayer, layer_type
 
 
@@ -104,7 +104,11 @@ def test_old_names_warn_and_work():
         dropout=DropoutLayer(1), norm=NormLayer(1, "act"), linear=LinearLayer(1, weight_dim=0)
     )
     with pytest.warns(DeprecationWarning, match="register_norm"):
-        register_norm(mine, NormKind(None))
+        register_norm(mine, NormLayer(None))
     with pytest.warns(DeprecationWarning, match="register_layer"):
         register_layer(mine, dim=-1)
-    assert (norm_kind(mine), layer_type(mine).linear) == (NormLayer(), LinearLayer())
+    with pytest.warns(DeprecationWarning, match=r"norm_kind\(kind\).*layer_type\(kind\)\.norm"):
+        assert norm_kind(mine) == NormLayer()
+    with pytest.warns(DeprecationWarning, match=r"bayesify\.laws\.NormKind .*bayesify\.layers\.NormLayer"):
+        assert bayesify.laws.NormKind is NormLayer
+    assert layer_type(mine).linear == LinearLayer()

@@ -124,7 +124,7 @@ def test_members_own_the_normalisation_parameters_and_nothing_else(network):
     posterior = convert(network, ABNN(members=3))
     assert all(set(posterior.law.member_tensors(m)) == NORMS for m in range(3))
     names = {name for name, p in posterior.named_parameters() if p.requires_grad}
-    assert names == {f"members.{m}.{name}" for m in range(3) for name in NORMS}
+    assert names == {f"law.parts.{m}.own.{name}" for m in range(3) for name in NORMS}
     posterior.loss((X, Y), num_data=8).total.backward()
     assert {name for name, p in posterior.named_parameters() if p.grad is not None} == names
     everything = convert(network, ABNN(members=2, train="all"))
@@ -145,18 +145,18 @@ def test_excluded_and_frozen_layers(network):
 @pytest.mark.parametrize("statistics", ["frozen", "updated"])
 def test_training_a_member_changes_no_other_and_not_the_network(network, statistics):
     posterior = convert(network, ABNN(members=3, statistics=statistics)).train()
-    before = {name: tensor.clone() for name, tensor in posterior.state_dict().items() if name != "eta"}
+    before = {name: tensor.clone() for name, tensor in posterior.state_dict().items() if name != "learning.eta"}
     with posterior.member(1):
         optimizer = torch.optim.SGD(posterior.parameters(), lr=0.1)
         posterior.loss((X, Y), num_data=8).total.backward()
         optimizer.step()
     changed = {name for name, tensor in before.items() if not torch.equal(tensor, posterior.state_dict()[name])}
     statistics_names = {
-        f"members.1.{name}.{key}"
+        f"law.parts.1.own.{name}.{key}"
         for name in ("first", "shortcut.1")
         for key in ("running_mean", "running_var", "num_batches_tracked")
     }
-    expected = {f"members.1.{name}" for name in NORMS}
+    expected = {f"law.parts.1.own.{name}" for name in NORMS}
     assert changed == (expected if statistics == "frozen" else expected | statistics_names)
 
 
@@ -188,7 +188,7 @@ def test_fit_is_the_hand_written_loop(network):
             for rows in (slice(0, 4), slice(4, 8)):
                 optimizer.zero_grad()
                 losses = F.cross_entropy(alone(X[rows]), Y[rows], reduction="none")
-                ((1 + posterior.eta[member][Y[rows]]) * losses).mean().backward()
+                ((1 + posterior.learning.eta[member][Y[rows]]) * losses).mean().backward()
                 optimizer.step()
         for name, tensor in posterior.law.member_tensors(member).items():
             torch.testing.assert_close(tensor, alone.get_parameter(name), rtol=1e-12, atol=1e-12)
@@ -212,21 +212,22 @@ def test_eta_is_of_distinct_classes_and_seeded():
 
 def test_eta_is_kept_with_the_member(network, tmp_path):
     posterior = convert(network, ABNN(members=3))
-    assert posterior.eta.shape == (3, 0)
+    assert posterior.learning.eta.shape == (3, 0)
     posterior.loss((X, Y), num_data=8)
-    assert posterior.eta.shape == (3, 5)
-    assert posterior.eta.dtype == torch.float64
-    kept = posterior.eta.clone()
-    posterior.eta[1] = torch.arange(5)
+    assert posterior.learning.eta.shape == (3, 5)
+    assert posterior.learning.eta.dtype == torch.float64
+    kept = posterior.learning.eta.clone()
     bayesify.save(posterior, tmp_path)
     loaded = bayesify.load(tmp_path, network)
-    assert torch.equal(loaded.eta, posterior.eta)
+    loaded.loss((X, Y), num_data=8)
+    assert torch.equal(loaded.learning.eta, kept)  # a file has the seed, and not what only learning needs
+    posterior.learning.eta[1] = torch.arange(5)
     other = convert(network, ABNN(members=3))
-    other.load_state_dict(loaded.state_dict())
-    assert torch.equal(other.eta[1], torch.arange(5).double())
+    other.load_state_dict(posterior.state_dict())
+    assert torch.equal(other.learning.eta[1], torch.arange(5).double())
     other.loss((X, Y), num_data=8)
-    assert torch.equal(other.eta[[0, 2]], kept[[0, 2]])
-    assert torch.equal(other.eta[1], torch.arange(5).double())  # not drawn anew
+    assert torch.equal(other.learning.eta[[0, 2]], kept[[0, 2]])
+    assert torch.equal(other.learning.eta[1], torch.arange(5).double())  # not drawn anew
     other.network.head = nn.Linear(4, 6).double()
     with pytest.raises(ValueError, match="weights are of 5 classes, and now there are 6"):
         other.loss((X, Y), num_data=8)
@@ -234,7 +235,7 @@ def test_eta_is_kept_with_the_member(network, tmp_path):
 
 def per_member(posterior, batch):
     losses = []
-    for member in range(len(posterior.members)):
+    for member in range(len(posterior.law.parts)):
         with posterior.member(member):
             losses.append(posterior.loss(batch, num_data=8))
     return losses
@@ -245,7 +246,7 @@ def test_the_loss_weighs_classes(network, normalised):
     posterior = convert(network, ABNN(alpha=0.0, eta=6.0, normalised=normalised))
     losses = per_member(posterior, (X, Y))
     assert len({terms.total.item() for terms in losses}) > 1
-    for terms, eta in zip(losses, posterior.eta, strict=True):
+    for terms, eta in zip(losses, posterior.learning.eta, strict=True):
         each = F.cross_entropy(network(X), Y, reduction="none")
         expected = F.cross_entropy(network(X), Y, weight=1 + eta) if normalised else ((1 + eta[Y]) * each).mean()
         torch.testing.assert_close(terms.total, expected, rtol=1e-12, atol=1e-12)
@@ -259,7 +260,7 @@ def test_dense_outputs_are_weighed_per_pixel():
     labels[:, :2] = -100
     posterior = convert(network, ABNN(alpha=0.0, eta=2.0))
     logits = network(X)
-    for terms, eta in zip(per_member(posterior, (X, labels)), posterior.eta, strict=True):
+    for terms, eta in zip(per_member(posterior, (X, labels)), posterior.learning.eta, strict=True):
         each = F.cross_entropy(logits, labels, reduction="none", ignore_index=-100)
         weights = (1 + eta[labels.clamp_min(0)])[labels >= 0]
         torch.testing.assert_close(terms.total, (weights * each[labels >= 0]).mean(), rtol=1e-12, atol=1e-12)
@@ -270,7 +271,7 @@ def test_yes_or_no_has_two_classes():
     posterior = convert(network, ABNN(alpha=0.0, eta=2.0, members=8), likelihood="binary")
     targets = (Y > 1).double()
     each = F.binary_cross_entropy_with_logits(network(X)[:, 0], targets, reduction="none")
-    for terms, eta in zip(per_member(posterior, (X, targets)), posterior.eta, strict=True):
+    for terms, eta in zip(per_member(posterior, (X, targets)), posterior.learning.eta, strict=True):
         assert sorted(eta.tolist()) == [0, 2]
         torch.testing.assert_close(terms.total, ((1 + eta[targets.long()]) * each).mean(), rtol=1e-12, atol=1e-12)
 
@@ -411,28 +412,29 @@ def test_a_file_holds_the_members_parameters_only(tmp_path):
     torch.manual_seed(0)
     network = CifarResNet(3).eval()
     posterior = convert(network, ABNN(members=3))
-    for tensor in posterior.members.parameters():
+    for tensor in posterior.law.parts.parameters():
         tensor.data.add_(torch.rand_like(tensor))
     bayesify.save(posterior, tmp_path)
     (file,) = tmp_path.glob("*.safetensors")
     norms = sum(p.numel() for m in network.modules() if isinstance(m, nn.BatchNorm2d) for p in m.parameters())
-    assert sum(p.numel() for p in posterior.members.parameters()) == 3 * norms
+    assert sum(p.numel() for p in posterior.law.parts.parameters()) == 3 * norms
     weights = 4 * sum(p.numel() for p in network.parameters())
     assert 4 * 3 * norms < file.stat().st_size < 0.05 * weights
     loaded = bayesify.load(tmp_path, network)
-    assert all(torch.equal(t, loaded.state_dict()[name]) for name, t in posterior.state_dict().items())
+    kept = {name: t for name, t in posterior.state_dict().items() if not name.startswith("learning.")}
+    assert all(torch.equal(t, loaded.state_dict()[name]) for name, t in kept.items())
 
 
 def test_members_trained_apart_are_joined(network, tmp_path):
     parts = [fitted(network, ABNN(members=1, draws_per_member=2, seed=seed, alpha=0.3, lr=0.5)) for seed in range(3)]
     joined = ABNN.join(parts)
-    assert len(joined.members) == 3
+    assert len(joined.law.parts) == 3
     assert joined.default_draws == 6
     for member, part in enumerate(parts):
-        assert torch.equal(joined.eta[member], part.eta[0])
+        assert torch.equal(joined.learning.eta[member], part.learning.eta[0])
         with joined.drawn(Key(0, 4, (member,))), part.drawn(Key(0, 4, (0,))):
             assert torch.equal(joined(X), part(X))
-    assert len(parts[0].members) == 1
+    assert len(parts[0].law.parts) == 1
     bayesify.save(joined, tmp_path)
     loaded = bayesify.load(tmp_path, network)
     assert torch.equal(predict(loaded, X, seed=0).probs, predict(joined, X, seed=0).probs)

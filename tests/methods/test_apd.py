@@ -32,9 +32,9 @@ def collect(posterior: bayesify.Posterior, times: int) -> None:
     torch.manual_seed(1)
     for _ in range(times):
         with torch.no_grad():
-            for parameter in posterior.workshop.chains.parameters():
+            for parameter in posterior.learning.chains.parameters():
                 parameter.add_(torch.randn_like(parameter))
-        posterior.workshop.collect()
+        posterior.learning.collect()
 
 
 def test_chains_are_those_of_sgld(monkeypatch: pytest.MonkeyPatch):
@@ -45,25 +45,27 @@ def test_chains_are_those_of_sgld(monkeypatch: pytest.MonkeyPatch):
     bayesify.fit(bank, data, **OPTIONS)
     seen = {}
     monkeypatch.setattr(
-        APD, "_learn_from_all", lambda self, made, progress: seen.update(samples=made.workshop.samples.clone())
+        APD, "_learn_from_all", lambda self, made, progress: seen.update(samples=made.learning.samples.clone())
     )
     posterior = bayesify.convert(network, APD(chains=2, start="perturbed", **QUICK))
     bayesify.fit(posterior, data, **OPTIONS)
     # APD keeps the chains' samples in turns, SGLD each chain's together.
-    assert torch.equal(seen["samples"].view(6, 2, -1).transpose(0, 1).reshape(12, -1), bank.samples)
+    assert torch.equal(seen["samples"].view(6, 2, -1).transpose(0, 1).reshape(12, -1), bank.law.samples)
 
 
 @pytest.mark.parametrize("online", [False, True])
 def test_only_the_generator_is_left(online: bool, tmp_path: Path):
     network, data = problem()
     posterior = bayesify.convert(network, APD(online=online, thin=1, round_samples=3, **QUICK))
-    assert any(name.startswith("workshop.") for name in posterior.state_dict())
+    assert any(name.startswith("learning.") for name in posterior.state_dict())
     bayesify.fit(posterior, data, **OPTIONS)
-    extra = [name for name in posterior.state_dict() if not name.startswith(("network.", "likelihood.", "generator."))]
-    assert set(extra) == {"residual_std", "fresh_statistics"}
+    extra = [
+        name for name in posterior.state_dict() if not name.startswith(("network.", "likelihood.", "law.generator."))
+    ]
+    assert set(extra) == {"law.residual_std"}
     columns = sum(p.numel() for p in network.parameters())
     numbers = (3 + 1) * 8 + (8 + 1) * 8 + (8 + 1) * columns
-    assert sum(p.numel() for p in posterior.generator.parameters()) == numbers
+    assert sum(p.numel() for p in posterior.law.generator.parameters()) == numbers
     bayesify.save(posterior, tmp_path / "apd")
     loaded = bayesify.load(tmp_path / "apd", network)
     x = torch.randn(5, 3, dtype=torch.float64)
@@ -75,7 +77,7 @@ def test_only_the_generator_is_left(online: bool, tmp_path: Path):
 def test_samples_are_first_in_first_out():
     network, _ = problem()
     posterior = bayesify.convert(network, APD(online=True, chains=2, **{**QUICK, "samples_per_chain": 2}))
-    workshop, seen = posterior.workshop, []
+    workshop, seen = posterior.learning, []
     torch.manual_seed(1)
     for count in range(1, 6):
         with torch.no_grad():
@@ -95,7 +97,7 @@ def test_rounds_share_the_generators_steps(monkeypatch: pytest.MonkeyPatch):
 
     def count(self: APD, posterior: bayesify.Posterior, steps: int) -> None:
         taken.append(steps)
-        posterior.workshop.rounds += 1
+        posterior.learning.rounds += 1
 
     monkeypatch.setattr(APD, "_round", count)
     bayesify.fit(bayesify.convert(network, method), data, **OPTIONS)
@@ -110,11 +112,11 @@ def test_restarted_chains_begin_at_draws_of_the_generator():
     collect(posterior, 4)
     method._round(posterior, 3)
     method._restart(posterior)
-    chains = [posterior.codec.join(posterior.workshop.chain_tensors(index)) for index in range(3)]
+    chains = [posterior.law.codec.join(posterior.learning.tensors(index)) for index in range(3)]
     assert len({tuple(chain.tolist()) for chain in chains}) == 3
-    last = posterior.generator[-1]
+    last = posterior.learning.generator[-1]
     for chain in chains:  # in the image of the last layer
-        inner = ((chain - posterior.workshop.shift) / posterior.workshop.scale - last.bias)[:, None].detach()
+        inner = ((chain - posterior.learning.shift) / posterior.learning.scale - last.bias)[:, None].detach()
         solved = torch.linalg.lstsq(last.weight.detach(), inner).solution
         torch.testing.assert_close(last.weight.detach() @ solved, inner, rtol=1e-8, atol=1e-10)
 
@@ -123,7 +125,7 @@ def test_the_online_game_is_standardised_and_folded_back():
     network, _ = problem()
     posterior = bayesify.convert(network, APD(online=True, **QUICK))
     collect(posterior, 5)
-    workshop = posterior.workshop
+    workshop = posterior.learning
     rows = workshop.samples[:5]
     posterior.method._round(posterior, 2)
     ready = workshop.prepare(rows)
@@ -131,12 +133,11 @@ def test_the_online_game_is_standardised_and_folded_back():
     assert ready.square().mean() == pytest.approx(1)
     torch.testing.assert_close(torch.pdist(ready) * workshop.scale, torch.pdist(rows))
     keys = posterior.keys(3, seed=0)
-    before = [posterior.sample(key) for key in keys]
-    centre = posterior.centre()
-    posterior.close_workshop()
-    torch.testing.assert_close(posterior.centre(), centre, rtol=1e-12, atol=1e-12)
-    for weights, key in zip(before, keys, strict=True):
-        torch.testing.assert_close(posterior.sample(key), weights, rtol=1e-12, atol=1e-12)
+    drawn, centre = [posterior.law.sample(key) for key in keys], posterior.law.centre()
+    posterior.law.generator.load_state_dict(workshop.generator.state_dict())  # as the game has it
+    played = [posterior.law.sample(key) for key in keys]
+    for weights, own in zip([*drawn, centre], [*played, posterior.law.centre()], strict=True):
+        torch.testing.assert_close(weights, workshop.shift + workshop.scale * own, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("online", [False, True])
@@ -186,7 +187,7 @@ def test_the_generator_learns_where_the_posterior_is(online: bool):
     )  # fmt: skip
     posterior = bayesify.convert(network, method, likelihood=Gaussian(noise_std=0.5))
     bayesify.fit(posterior, [(x, y)] * 20, num_data=20, progress=False)
-    draws = torch.stack([posterior.sample(key) for key in posterior.keys(500, seed=0)])
+    draws = torch.stack([posterior.law.sample(key) for key in posterior.keys(500, seed=0)])
     std = torch.linalg.inv(precision).diagonal().sqrt()
     assert ((draws.mean(0) - exact).abs() / std < 2).all()
     ratio = draws.std(0) / std
@@ -223,6 +224,6 @@ def test_a_run_that_ends_before_its_first_sample_learns_from_the_chains_ends(onl
     posterior = bayesify.convert(network, APD(online=online, chains=3, start="perturbed", **{**QUICK, "burn_in": 0.99}))
     bayesify.fit(posterior, [next(iter(data))], num_data=24, **{**OPTIONS, "epochs": 1})
     first = torch.cat([p.detach().flatten() for p in network.parameters()])
-    draws = torch.stack([posterior.sample(key) for key in posterior.keys(3, seed=0)])
+    draws = torch.stack([posterior.law.sample(key) for key in posterior.keys(3, seed=0)])
     assert not torch.isclose(draws, first).all(1).any()
     assert not torch.isclose(draws[0], draws[1]).all()

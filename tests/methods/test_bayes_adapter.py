@@ -33,7 +33,7 @@ def test_the_loss_is_the_mean_nll_and_the_kl_over_n():
     with posterior.drawn(posterior.keys(1, 0)[0]):
         terms = posterior.loss((x, y), num_data=100)
         assert_close(terms["nll"], nn.functional.cross_entropy(posterior(x), y), **EXACT)
-    assert_close(terms["kl"], 0.3 * posterior.kl(0.5) / 100, **EXACT)
+    assert_close(terms["kl"], 0.3 * posterior.law.kl(0.5) / 100, **EXACT)
     assert_close(terms.total, terms["nll"] + terms["kl"], **EXACT)
 
 
@@ -44,10 +44,10 @@ def test_autograd_of_the_kl_is_the_built_in_decay(prior: str):
     with torch.no_grad():
         for p in posterior.network.parameters():
             p.add_(torch.randn_like(p))
-    (posterior.kl(posterior.method.std_of_prior(n)) / n).backward()
+    (posterior.law.kl(posterior.method.std_of_prior(n)) / n).backward()
     for name, mean in posterior.network.named_parameters():
-        log_std = posterior.log_std.get_parameter(name)
-        centre = posterior.prior_mean.as_dict()[name] if prior == "pretrained" else 0.0
+        log_std = posterior.law.log_std.get_parameter(name)
+        centre = posterior.law.prior_mean.as_dict()[name] if prior == "pretrained" else 0.0
         assert_close(mean.grad, decay * (mean - centre).detach(), **EXACT)
         assert_close(log_std.grad, (decay * (2 * log_std).exp() - 1 / n).detach(), **EXACT)
 
@@ -180,7 +180,7 @@ def test_padding_is_a_constant():
     for output in (posterior(ids), posterior.draw(0)(ids)):
         assert torch.equal(output[0, 0], posterior.network.weight[2])
         assert not torch.isclose(output[0, 1], posterior.network.weight[1]).any()
-    posterior.kl(1.0).backward()
+    posterior.law.kl(1.0).backward()
     assert not posterior.network.weight.grad[2].any()
 
 
@@ -192,10 +192,10 @@ def test_the_built_in_form_leaves_constants_alone():
         with torch.no_grad():
             posterior.network.weight.copy_(torch.arange(15.0).view(5, 3))
         if form == "autograd":
-            (posterior.kl(method.std_of_prior(30)) / 30).backward()
+            (posterior.law.kl(method.std_of_prior(30)) / 30).backward()
         else:
             method.add_prior_gradient(posterior, 30)
-        gradients.append([p.grad for p in (posterior.network.weight, posterior.log_std.get_parameter("weight"))])
+        gradients.append([p.grad for p in (posterior.network.weight, posterior.law.log_std.get_parameter("weight"))])
     assert_close(*gradients, **EXACT)
     assert not gradients[1][0][2].any()
     assert gradients[1][0][1].all()
@@ -221,9 +221,9 @@ def test_bayesian_linear_regression_has_the_analytic_mean_field_posterior(noise:
     network = nn.Linear(3, 1, bias=False).double()
     posterior = bayesify.convert(network, method, likelihood=Gaussian(noise_std=noise_std))
     bayesify.fit(posterior, [(x, y)] * 4, num_data=n, progress=False)
-    found = posterior.log_std.get_parameter("weight").exp()[0]
+    found = posterior.law.log_std.get_parameter("weight").exp()[0]
     # The schedule ends at zero, so what is left is the noise of the last steps: a few hundredths of a deviation.
     assert ((posterior.network.weight[0] - mean[:, 0]).abs() < 0.1 * std).all()
     assert ((found / std).log().abs() < 0.05).all()
-    draws = torch.stack([posterior.weights(key)["weight"][0] for key in posterior.keys(2000, seed=0)])
+    draws = torch.stack([posterior.law.drawn(key)["weight"][0] for key in posterior.keys(2000, seed=0)])
     assert_close(draws.std(0), found, rtol=4.9 / math.sqrt(2 * 2000), atol=0)

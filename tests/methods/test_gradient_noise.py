@@ -213,7 +213,7 @@ def fitted(epochs: int = 40, batch: int = B, **settings) -> tuple[bayesify.Poste
 
 def test_fit_warns_of_gradient_noise_with_its_figure_and_the_step_that_would_do():
     posterior, (words,) = fitted(samples_per_chain=8)
-    share = posterior.gradient_noise.item()
+    share = posterior.law.gradient_noise.item()
     assert 0.7 < share < 2.2  # ten looks at four numbers
     assert f"has {share:.2g} times the variance" in words
     advised = float(words.partition("lr=")[2].split()[0])
@@ -235,7 +235,7 @@ def test_fit_says_nothing_where_there_is_nothing_to_say(settings: dict):
     posterior, words = fitted(samples_per_chain=8, **settings)
     assert not words
     if settings.get("batch") == N:
-        assert posterior.gradient_noise.item() == 0
+        assert posterior.law.gradient_noise.item() == 0
 
 
 def test_noise_that_cannot_be_taken_off_is_said():
@@ -254,7 +254,7 @@ def test_a_loop_of_ones_own_measures_too():
         with stage.context():
             torch.autograd.backward(posterior.loss((X[rows], Y[rows, None]), num_data=N).total)
         optimizer.step()
-    assert 0.4 < posterior.gradient_noise.item() < 3
+    assert 0.4 < posterior.law.gradient_noise.item() < 3
 
 
 @pytest.mark.filterwarnings("ignore:The burn-in")
@@ -270,11 +270,11 @@ def test_apd_warns_too():
 @pytest.mark.parametrize("together", [True, False])
 def test_chains_have_shares_of_their_own(together: bool):
     posterior, (_,) = fitted(samples_per_chain=8, chains=2, together=together)
-    one, two = posterior.gradient_noise.tolist()
+    one, two = posterior.law.gradient_noise.tolist()
     assert one != two
     assert 0.5 < one < 2.5
     assert 0.5 < two < 2.5
-    assert bayesify.join_banks([posterior, posterior]).gradient_noise.tolist() == [one, two] * 2
+    assert bayesify.join_banks([posterior, posterior]).law.gradient_noise.tolist() == [one, two] * 2
 
 
 def test_diagnose_shows_the_share():
@@ -283,21 +283,21 @@ def test_diagnose_shows_the_share():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = bayesify.diagnose(posterior, X[:2])
-        assert torch.equal(found.gradient_noise, posterior.gradient_noise.double())
-        assert f"gradient noise: {posterior.gradient_noise.item():.2g} of" in str(found)
-        posterior.gradient_noise.fill_(-1)
+        assert torch.equal(found.gradient_noise, posterior.law.gradient_noise.double())
+        assert f"gradient noise: {posterior.law.gradient_noise.item():.2g} of" in str(found)
+        posterior.law.gradient_noise.fill_(-1)
         assert "not measured" in str(bayesify.diagnose(posterior, X[:2]))
 
 
 def test_states_of_before_the_measurement_load():
     posterior = bayesify.convert(nn.Linear(4, 1), SGLD(samples_per_chain=4), likelihood="regression")
     state = posterior.state_dict()
-    del state["gradient_noise"]
+    del state["law.gradient_noise"]
     again = bayesify.convert(nn.Linear(4, 1), SGLD(samples_per_chain=4), likelihood="regression")
     again.load_state_dict(state)
-    assert again.noise_shares().tolist() == [-1]
+    assert again.law.noise_shares().tolist() == [-1]
     again.load_state_dict(posterior.state_dict())
-    assert torch.equal(again.samples, posterior.samples)
+    assert torch.equal(again.law.samples, posterior.law.samples)
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -337,7 +337,7 @@ def test_a_killed_run_goes_on_with_its_correction(together: bool, tmp_path: Path
     finally:
         handle.remove()
     again = run()
-    assert again.gradient_noise.min() > 0
+    assert again.law.gradient_noise.min() > 0
     for name, tensor in whole.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name]), name
 
@@ -346,7 +346,7 @@ def test_the_chain_does_not_depend_on_being_measured(monkeypatch: pytest.MonkeyP
     measured, _ = fitted(samples_per_chain=8, epochs=14)
     monkeypatch.setattr(SGLD, "prepare_optimizer", lambda *_: None)
     plain, words = fitted(samples_per_chain=8, epochs=14)
-    assert torch.equal(measured.samples, plain.samples)
+    assert torch.equal(measured.law.samples, plain.law.samples)
     assert not words
 
 
@@ -373,7 +373,7 @@ def test_a_network_that_runs_backward_once_is_not_measured():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         bayesify.fit(posterior, loader, progress=False)
-    assert posterior.gradient_noise.item() == -1
+    assert posterior.law.gradient_noise.item() == -1
 
 
 @pytest.mark.parametrize(

@@ -43,14 +43,14 @@ def test_the_loss_is_the_mean_over_copies_each_with_its_own_factors(repeats, ass
     method = dataclasses.replace(METHOD, repeats=repeats, assign=assign)
     posterior = bayesify.convert(network().eval(), method)
     components, drawn = [], []
-    original = posterior._fresh
+    original = posterior.law._fresh
 
     def fresh(assigned):
         components.append(assigned)
         drawn.append(original(assigned))
         return drawn[-1]
 
-    monkeypatch.setattr(posterior, "_fresh", fresh)
+    monkeypatch.setattr(posterior.law, "_fresh", fresh)
     x, labels = batch()
     terms = posterior.loss((x, labels), num_data=100)
     assert [len(factors) for factors in drawn] == [len(x)] * repeats
@@ -58,7 +58,7 @@ def test_the_loss_is_the_mean_over_copies_each_with_its_own_factors(repeats, ass
     for copy_index in range(repeats):
         for example in range(len(x)):
             factors = drawn[copy_index][example].detach()
-            logits = posterior.export(factors)(x[example : example + 1])
+            logits = posterior.law.to_network(factors)(x[example : example + 1])
             losses.append(nn.functional.cross_entropy(logits, labels[example : example + 1]))
     torch.testing.assert_close(terms["nll"], torch.stack(losses).mean(), **EXACT)
     if repeats > 1:
@@ -68,7 +68,7 @@ def test_the_loss_is_the_mean_over_copies_each_with_its_own_factors(repeats, ass
 @pytest.mark.parametrize(("kind", "function"), [("mean", mean_kl), ("average", average_kl)])
 def test_the_divergence_is_divided_by_the_number_of_data(kind, function):
     posterior = bayesify.convert(network(), dataclasses.replace(METHOD, kl=kind, beta=0.7, prior_std=0.4))
-    expected = 0.7 * function(posterior.component_means, posterior.component_stds, 0.4) / 123
+    expected = 0.7 * function(posterior.law.component_means, posterior.law.component_stds, 0.4) / 123
     torch.testing.assert_close(posterior.loss(batch(), num_data=123)["kl"], expected, **EXACT)
     torch.testing.assert_close(posterior.loss(batch(3), num_data=123)["kl"], expected, **EXACT)
 
@@ -89,7 +89,7 @@ def test_ood_inputs_add_a_term_and_change_no_statistics():
 def test_the_estimated_divergence_agrees_with_its_bounds():
     posterior = bayesify.convert(network(), dataclasses.replace(METHOD, kl="mc"))
     draws = torch.stack([posterior.loss(batch(), num_data=1)["kl"].detach() for _ in range(400)])
-    bound = average_kl(posterior.component_means, posterior.component_stds, 0.1).detach()
+    bound = average_kl(posterior.law.component_means, posterior.law.component_stds, 0.1).detach()
     error = 4.9 * draws.std() / 20
     assert bound - math.log(3) - error <= draws.mean() <= bound + error
     assert draws.std() > 0
@@ -98,12 +98,12 @@ def test_the_estimated_divergence_agrees_with_its_bounds():
 def test_beta_grows_by_steps_and_is_kept():
     method = dataclasses.replace(METHOD, anneal=0.5, beta=2.0, epochs=4, slow_lr=0.0, latent_lr=0.0)
     posterior = bayesify.convert(network(), method)
-    assert posterior.kl_weight == 0
+    assert posterior.learning.kl_weight == 0
     seen = []
     original = IBNN.terms
 
     def terms(self, posterior, *args):
-        seen.append(float(posterior.kl_weight))
+        seen.append(float(posterior.learning.kl_weight))
         return original(self, posterior, *args)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -111,7 +111,7 @@ def test_beta_grows_by_steps_and_is_kept():
         bayesify.fit(posterior, [batch()] * 3, num_data=10, progress=False, accuracy_tolerance=1)
     expected = [2 * min(1, step / 6) for step in range(12)]
     assert seen == pytest.approx(expected)
-    assert posterior.state_dict()["kl_weight"] == 2
+    assert posterior.state_dict()["learning.kl_weight"] == 2
 
 
 # -- groups -------------------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def test_groups_have_their_own_rates_and_decay_is_for_weights_alone():
         groups = groups_of(posterior)
         assert groups["latents"]["lr"] == pytest.approx(0.1 * components)
         assert {id(p) for p in groups["latents"]["params"]} == {
-            id(posterior.component_means), id(posterior.component_rhos),
+            id(posterior.law.component_means), id(posterior.law.component_rhos),
         }  # fmt: skip
         optimizer = method.make_optimizer(list(groups.values()))
         decays = {group["name"]: group["weight_decay"] for group in optimizer.param_groups}
@@ -150,7 +150,7 @@ def test_the_rate_scales_with_k_as_the_gradient_falls():
         row = torch.ones(1, 3, dtype=torch.float64).expand(10, 3)
         posterior.loss((row, torch.zeros(10).long()), num_data=10).total.backward()
         lr = groups_of(posterior)["latents"]["lr"]
-        steps.append(lr * posterior.component_means.grad)
+        steps.append(lr * posterior.law.component_means.grad)
     torch.testing.assert_close(steps[1], steps[0].expand(5, 3), **EXACT)
 
 
@@ -164,8 +164,8 @@ def test_what_learns(weights):
         for name, tensor in posterior.state_dict().items()
         if tensor.is_floating_point() and "running" not in name
     }
-    assert moved["component_means"] > 0
-    assert moved["component_rhos"] > 0
+    assert moved["law.component_means"] > 0
+    assert moved["law.component_rhos"] > 0
     largest = max(value for name, value in moved.items() if name.startswith("network"))
     if weights == "frozen":
         assert largest == 0

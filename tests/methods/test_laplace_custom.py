@@ -67,7 +67,7 @@ def test_the_last_layer_has_the_analytic_ggn(name):
     extended = nn.Linear(6, 2, bias=False).double()
     features = torch.cat([network[:2](x).detach(), torch.ones(ROWS, 1)], 1)
     ggn = full_ggn(extended, features, [extended.weight], hessians)
-    assert_close(posterior.covariance(), torch.linalg.inv(ggn + 0.3 * torch.eye(12, dtype=torch.float64)), **EXACT)
+    assert_close(posterior.law.covariance(), torch.linalg.inv(ggn + 0.3 * torch.eye(12, dtype=torch.float64)), **EXACT)
 
 
 @pytest.mark.parametrize("name", LIKELIHOODS)
@@ -75,7 +75,7 @@ def test_the_diagonal_is_that_of_the_analytic_ggn(name):
     network, x, y, likelihood, hessians = problem(name)
     posterior = fitted(network, x, y, likelihood, structure="diagonal")
     expected = diagonal_ggn(network, x, dict(network.named_parameters()), hessians)
-    for key, found in posterior.curvature.as_dict().items():
+    for key, found in posterior.law.curvature.as_dict().items():
         assert_close(found, expected[key], **EXACT)
 
 
@@ -87,9 +87,9 @@ def test_kronecker_factors_are_exact_for_one_example(name):
     posterior = fitted(network, x, y, likelihood, structure="kronecker")
     hessian = LIKELIHOODS[name][1](network(x), y).detach()[0].diag()
     extended = torch.cat([x, torch.ones(1, 1)], 1)
-    left, right = posterior.left.as_dict()["weight"][0], posterior.right.as_dict()["weight"][0]
+    left, right = posterior.law.left.as_dict()["weight"][0], posterior.law.right.as_dict()["weight"][0]
     basis = torch.kron(left, right)
-    found = basis @ posterior.eigenvalues("weight").flatten().diag() @ basis.T
+    found = basis @ posterior.law.eigenvalues("weight").flatten().diag() @ basis.T
     assert_close(found, torch.kron(hessian, extended.T @ extended), **EXACT)
 
 
@@ -99,13 +99,13 @@ def test_a_gaussian_written_by_hand_is_the_gaussian(structure):
     y, std = randn(ROWS, 2), 0.4
     mine = Custom(lambda output, target: torch.distributions.Normal(output, std).log_prob(target))
     one, two = (fitted(network, x, y, likelihood, structure=structure) for likelihood in (mine, Gaussian(std)))
-    assert one.log_marginal_likelihood() == pytest.approx(two.log_marginal_likelihood(), rel=1e-9)
+    assert one.law.log_marginal_likelihood() == pytest.approx(two.law.log_marginal_likelihood(), rel=1e-9)
     if structure == "last-layer":  # its eigenvectors have no order
-        assert_close(one.covariance(), two.covariance(), **EXACT)
+        assert_close(one.law.covariance(), two.law.covariance(), **EXACT)
         return
     key = one.keys(1, 0)[0]
-    for name, tensor in one.weights(key).items():
-        assert_close(tensor, two.weights(key)[name], **EXACT)
+    for name, tensor in one.law.drawn(key).items():
+        assert_close(tensor, two.law.drawn(key)[name], **EXACT)
 
 
 def test_the_prior_is_chosen_by_the_users_own_density():
@@ -132,7 +132,7 @@ def test_the_prior_is_chosen_by_the_users_own_density():
         density = torch.distributions.Poisson(outputs.exp()).log_prob(y[40:, 0]).exp()
         return -(weights @ density).log().mean().item()
 
-    chosen = posterior.prior_precision.item()
+    chosen = posterior.law.prior_precision.item()
     with torch.no_grad():
         best = min(nll(value) for value in np.geomspace(1e-3, 1e4, 60))
         assert nll(chosen) < best + 1e-3

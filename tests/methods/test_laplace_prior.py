@@ -49,8 +49,8 @@ def test_both_extremes_on_one_small_network_are_told(structure):
     wide, texts = fitted(network, data, structure=structure)
     assert any("The NLL of 90 training examples rose" in text and "too wide" in text for text in texts)
     narrow, texts = fitted(network, data, structure=structure, val_loader=[clusters(60, 0.3, seed=1).tensors])
-    assert wide.prior_precision.item() < 10 < 1e3 < narrow.prior_precision.item()
-    assert any(f"{narrow.prior_precision.item():.3g}" in text and "the data say nothing" in text for text in texts)
+    assert wide.law.prior_precision.item() < 10 < 1e3 < narrow.law.prior_precision.item()
+    assert any(f"{narrow.law.prior_precision.item():.3g}" in text and "the data say nothing" in text for text in texts)
     assert bayesify.predict(narrow, data.tensors[0], seed=0).epistemic.mean() < 1e-4
 
 
@@ -75,7 +75,7 @@ def test_a_search_that_found_no_best_one_says_so():
     data = clusters(90, 0.3, seed=0)
     posterior, _ = fitted(trained(data, 30), data)
     for end in (1e-6, 1e10):
-        posterior.set_prior_precision(end)
+        posterior.law.set_prior_precision(end)
         assert f"ended at an end of its interval, {end:.3g}" in prior_without_effect(posterior)
 
 
@@ -99,6 +99,6 @@ def test_parameters_that_the_data_determine_are_counted():
     phi = torch.cat([x, torch.ones(200, 1)], 1)
     values = torch.linalg.eigvalsh(phi.T @ phi / 0.25)
     for precision in (1e-9, 1.0, 1e4):
-        posterior.set_prior_precision(precision)
+        posterior.law.set_prior_precision(precision)
         expected = (values / (values + precision)).sum().item()
-        assert posterior.determined_parameters() == pytest.approx(expected, rel=1e-9)
+        assert posterior.law.determined_parameters() == pytest.approx(expected, rel=1e-9)

@@ -52,8 +52,8 @@ def test_bayesian_linear_regression(kind: str):
     )  # fmt: skip
     posterior = bayesify.convert(nn.Linear(3, 1).double(), method, likelihood=Gaussian(noise_std=noise_std))
     bayesify.fit(posterior, [(x, y)] * thin, num_data=n, progress=False)
-    draws = posterior.samples
-    assert len(posterior) == kept
+    draws = posterior.law.samples
+    assert len(posterior.law) == kept
     error = draws.mean(0) - mean
     assert error @ torch.linalg.solve(sums[:4, :4] / kept, error) < stats.chi2(4).ppf(1 - 1e-6)
     white = torch.linalg.solve_triangular(torch.linalg.cholesky(stationary), (draws - mean).T, upper=False)
@@ -139,7 +139,7 @@ def test_a_killed_run_loses_no_sample(kind: str, at: int, tmp_path: Path):
     bayesify.fit(again, data, checkpoint=tmp_path, checkpoint_steps=1, **options)
     for name, tensor in whole.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name]), name
-    assert whole.counts.tolist() == [6, 6]
+    assert whole.law.counts.tolist() == [6, 6]
 
 
 @pytest.mark.parametrize("kind", ["sgld", "sghmc", "psgld"])
@@ -160,11 +160,13 @@ def test_chains_that_move_together_are_chains(kind: str):
         epochs=1,
     )
     posterior = bayesify.convert(network, method)
-    vectorised = posterior.chain_outputs(batches[0][0])
+    vectorised = posterior.learning.all_outputs(posterior, batches[0][0])
     for index in range(3):
         with posterior.member(index):
-            torch.testing.assert_close(vectorised[index], posterior.outputs(batches[0][0]), rtol=1e-12, atol=1e-12)
-    starts = [{name: p.detach().clone() for name, p in posterior.chain_tensors(c).items()} for c in range(3)]
+            torch.testing.assert_close(
+                vectorised[index], posterior.method.outputs(posterior, batches[0][0]), rtol=1e-12, atol=1e-12
+            )
+    starts = [{name: p.detach().clone() for name, p in posterior.learning.tensors(c).items()} for c in range(3)]
     seeds = []
 
     def sampler(groups):
@@ -188,15 +190,15 @@ def test_chains_that_move_together_are_chains(kind: str):
         own.zero_grad(set_to_none=True)
     for index, chain in enumerate(chains):
         flat = torch.cat([p.detach().flatten() for p in chain])
-        torch.testing.assert_close(posterior.by_chain()[index, -1], flat, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(posterior.law.by_chain()[index, -1], flat, rtol=1e-10, atol=1e-12)
 
 
 def test_chains_with_batch_normalisation_move_together_one_pass_each():
     network, data = loader(batch_norm=True)
     posterior = bayesify.convert(network, SGLD(chains=2, together=True, start="perturbed", **QUICK))
     bayesify.fit(posterior, data, val_loader=data, progress=False, accuracy_tolerance=1)
-    assert posterior.counts.tolist() == [6, 6]
-    assert not torch.isclose(*posterior.by_chain()[:, -1]).any()
+    assert posterior.law.counts.tolist() == [6, 6]
+    assert not torch.isclose(*posterior.law.by_chain()[:, -1]).any()
 
 
 def test_the_seed_of_fit_decides_the_noise():
@@ -205,7 +207,7 @@ def test_the_seed_of_fit_decides_the_noise():
     for seed in (0, 0, 1):
         posterior = bayesify.convert(network, SGLD(chains=2, **QUICK))
         bayesify.fit(posterior, data, seed=seed, progress=False, accuracy_tolerance=1)
-        banks.append(posterior.samples.clone())
+        banks.append(posterior.law.samples.clone())
     assert torch.equal(banks[0], banks[1])
     assert not torch.isclose(banks[0], banks[2]).any()
     # Chains that begin at the same place have noise of their own.
@@ -216,9 +218,9 @@ def test_chains_begin_where_they_are_told():
     network, _ = loader()
     flat = torch.cat([p.detach().flatten() for p in network.parameters()])
     same = bayesify.convert(network, SGLD(chains=2))
-    assert all(torch.equal(same.codec.join(same.chain_tensors(index)), flat) for index in range(2))
+    assert all(torch.equal(same.law.codec.join(same.learning.tensors(index)), flat) for index in range(2))
     reset = bayesify.convert(network, SGLD(chains=2, start="reset"))
-    one, two = (reset.codec.join(reset.chain_tensors(index)) for index in range(2))
+    one, two = (reset.law.codec.join(reset.learning.tensors(index)) for index in range(2))
     assert not torch.isclose(one, two).any()
     assert not torch.isclose(one, flat).any()
 
@@ -227,11 +229,11 @@ def test_frozen_parameters_are_left_out():
     network, data = loader(batch_norm=True)
     network[0].weight.requires_grad_(False)
     posterior = bayesify.convert(network, SGLD(**QUICK), exclude="3")
-    assert posterior.codec.names == ["0.bias", "1.weight", "1.bias"]
+    assert posterior.law.codec.names == ["0.bias", "1.weight", "1.bias"]
     before = {name: p.clone() for name, p in posterior.network.named_parameters()}
     bayesify.fit(posterior, data, progress=False, accuracy_tolerance=1)
     assert all(torch.equal(p, before[name]) for name, p in posterior.network.named_parameters())
-    assert posterior.samples.shape == (6, 15)
+    assert posterior.law.samples.shape == (6, 15)
 
 
 def test_cold_chains_descend():
@@ -270,7 +272,7 @@ def test_a_second_fit_replaces_the_samples():
     posterior = bayesify.convert(network, SGLD(**QUICK))
     for seed in (0, 1):
         bayesify.fit(posterior, data, seed=seed, progress=False, accuracy_tolerance=1)
-        assert len(posterior) == 6
+        assert len(posterior.law) == 6
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def exact_variances(posterior, inputs, component):
     network = posterior.network
 
     def outputs(factors):
-        return centred(call(lambda *a, **k: functional_call(network, posterior._folded(factors), a, k), inputs))
+        return centred(call(lambda *a, **k: functional_call(network, posterior.law.folded(factors), a, k), inputs))
 
     jacobian = jacrev(outputs)(posterior.law.component_means[component])
     return (jacobian**2) @ posterior.law.component_stds[component] ** 2

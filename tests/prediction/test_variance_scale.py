@@ -54,7 +54,7 @@ def test_regression_has_a_known_answer():
 
 def test_refusals():
     posterior = convert(nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3)).double(), MCDropout())
-    with pytest.raises(ValueError, match="how must be one of"):
+    with pytest.raises(ValueError, match=r"no variances of its own to scale. Use how='streamlined'"):
         fit_variance_scale(posterior, [], how="sampling")
     with pytest.raises(ValueError, match="gave no batch"):
         fit_variance_scale(posterior, [])

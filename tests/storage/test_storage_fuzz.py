@@ -17,7 +17,7 @@ from torch import nn
 
 import bayesify
 from bayesify import ABNN, APD, IBNN, MAP, SGLD, SWAG, BayesAdapter, DeepEnsemble, Gaussian, Laplace, MCDropout
-from bayesify._core.files import digest, fingerprint, open_tensors, read_tensors, seal, write_tensors
+from bayesify._core.files import digest, fingerprint, open_tensors, seal, write_tensors
 from tests.fixtures.make_format1 import FOLDER as FORMAT1
 from tests.fixtures.make_format1 import make_network
 

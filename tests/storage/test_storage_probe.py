@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from bayesify import ABNN, APD, IBNN, MAP, SGLD, SWAG, BayesAdapter, DeepEnsemble, Laplace, MCDropout
-from bayesify._core.files import read_tensors
 from bayesify._core.seen import InputsSeen, make_inputs
 from tests.fixtures.make_format1 import FOLDER as FORMAT1
 from tests.fixtures.make_format1 import make_network

@@ -24,8 +24,7 @@ from bayesify.methods import Method, list_methods
 
 __all__ = ["read_command"]
 
-# Old words, of options and of settings.
-RENAMED = {"--num-samples": "--num-draws", "--ood": "--ood", "optimizer": "optimizer"}
+RENAMED = {"--num-samples": "--num-draws", "--foreign": "--ood"}  # options by their old names
 EXIT_CODES = "exit codes: 0 fine, 1 the job failed, 2 wrong usage"
 ABOUT = f"""\
 usage: bayesify COMMAND [OPTIONS]
@@ -69,7 +68,7 @@ def read_command(words: Sequence[str]) -> Command:
         rest += [word for pair in given.set for word in _options(pair, known)]
         fields = [(f"method{i}", _settings_of(method)) for i, method in enumerate(known.values())]
         cls = dataclasses.make_dataclass(cls.__name__, fields, bases=(cls,), frozen=True, kw_only=True)
-    rest = [_renamed(word) for word in rest]
+    rest = [_renamed(word, RENAMED) for word in rest]
     about = f"{_about(COMMANDS[name])}\n\n{EXIT_CODES}"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tyro's, of a setting that is None until it is known
@@ -82,13 +81,13 @@ def _about(cls: type[Command]) -> str:
     return (inspect.getdoc(cls) or "").partition("\n\nAttributes:")[0]
 
 
-def _renamed(word: str) -> str:
+def _renamed(word: str, names: Mapping[str, str]) -> str:
     """Return the present word for an old one, and say so."""
     option, equals, value = word.partition("=")
-    if option not in RENAMED:
+    if option not in names:
         return word
-    warnings.warn(f"{option} is now called {RENAMED[option]}.", FutureWarning, stacklevel=2)
-    return f"{RENAMED[option]}{equals}{value}"
+    warnings.warn(f"{option} is now called {names[option]}.", FutureWarning, stacklevel=2)
+    return f"{names[option]}{equals}{value}"
 
 
 # -- methods -----------------------------------------------------------------------------------------------------
@@ -122,7 +121,7 @@ def _options(pair: str, known: Mapping[str, type[Method]]) -> list[str]:
         raise UsageError(f"--set {pair}: {only!r} is none of the methods given, {', '.join(known)}")
     hints = {name: _hints(known[name]) for name in ([only] if only else known)}
     if not any(setting in fields for fields in hints.values()):
-        setting = _renamed(setting)
+        setting = _renamed(setting, {old: new for name in hints for old, new in known[name].renamed.items()})
     takers = {name: fields[setting] for name, fields in hints.items() if setting in fields}
     if not takers:
         there = "; ".join(f"{name} has {', '.join(fields)}" for name, fields in hints.items())

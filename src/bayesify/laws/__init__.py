@@ -3,7 +3,7 @@
 import sys
 from types import ModuleType
 
-from bayesify._core.deprecation import warn_renamed
+from bayesify._core.deprecation import moved_names, warn_renamed
 from bayesify._core.random import Key, Noise, generator_for, keyed_numbers
 from bayesify.laws.bank import STORAGE, BankLaw
 from bayesify.laws.dropout import DropoutSite
@@ -13,7 +13,7 @@ from bayesify.laws.laplace import DiagonalLaw, KroneckerLaw, LaplaceLaw, LastLay
 from bayesify.laws.law import Component, Dense, Law, NoiseTerms, NoisySite, law_class, register_law
 from bayesify.laws.members import MemberLaw
 from bayesify.laws.noisy_layers import NoisyLayerLaw
-from bayesify.laws.norm_noise import NoiseShape, NormSite
+from bayesify.laws.norm_noise import NoiseShape, NormSite, norm_kind, register_norm
 from bayesify.laws.norm_statistics import tracking_norms
 from bayesify.laws.passes import BatchDim, Pass, Patch, Refusal, ShapeError
 from bayesify.laws.point import PointLaw
@@ -67,9 +67,11 @@ __all__ = [
     "keyed_numbers",
     "law_class",
     "make_generator",
+    "norm_kind",
     "owners",
     "register_law",
     "register_layer",
+    "register_norm",
     "require_posterior",
     "statistics_names",
     "tracking_norms",
@@ -80,10 +82,14 @@ __all__ = [
 class _Callable(ModuleType):
     """A module that answers as the function `bayesify.laws` did."""
 
-    def __call__(self, posterior: Posterior) -> list[Component] | Refusal:
-        """Return the components of a posterior."""
+    def __call__(self, posterior: Posterior) -> list[Component]:
+        """Return the components of a posterior, or raise where it has none."""
         warn_renamed("bayesify.laws()", "posterior.components()")
-        return posterior.components()
+        found = posterior.components()
+        if isinstance(found, Refusal):
+            raise ValueError(found)
+        return found
 
 
 sys.modules[__name__].__class__ = _Callable
+__getattr__ = moved_names(__name__, {"NormKind": "bayesify.layers.NormLayer"})

@@ -10,11 +10,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from bayesify._core.deprecation import warn_renamed
 from bayesify.laws.law import NoiseTerms, NoisySite
 from bayesify.laws.passes import BatchDim, Pass
 from bayesify.laws.trace import Call, Trace
+from bayesify.layers import NormLayer, layer_type, register_by_old_name
 
-__all__ = ["NoiseShape", "NormSite"]
+__all__ = ["NoiseShape", "NormSite", "norm_kind", "register_norm"]
 
 NoiseShape = Literal["sample-channel", "element", "channel"]
 
@@ -141,3 +143,14 @@ class NormSite(NoisySite):
         if beta is not None:
             u = u.sub_(scaled * beta.to(wide))
         return u.to(y.dtype)
+
+
+def norm_kind(kind: type[nn.Module]) -> NormLayer | None:
+    """Return what is known of a type; the old name of `bayesify.layers.layer_type(kind).norm`."""
+    warn_renamed("norm_kind(kind)", "bayesify.layers.layer_type(kind).norm")
+    return layer_type(kind).norm
+
+
+def register_norm(kind: type[nn.Module], found: NormLayer) -> None:
+    """Make a type of normalisation layer known; the old name of `bayesify.register_type`."""
+    register_by_old_name("register_norm", kind, found)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from bayesify._core.deprecation import old_attribute, renamed
+from bayesify._core.deprecation import old_attribute, renamed, warn_renamed
 from bayesify._core.inputs import in_network_type
 from bayesify._core.labels import Convention, beside_outputs, convention_of
 from bayesify._core.modes import evaluation_mode
@@ -501,18 +501,18 @@ class Posterior(nn.Module):
         batch: Any,
         *,
         num_data: int,
-        likelihood: str | Likelihood | None = None,
         ood: Any = None,
         regularizer: OODRegularizer | None = None,
+        likelihood: str | Likelihood | None = None,
     ) -> LossTerms:
         """Return the loss of a batch, term by term, in mean nats per example.
 
         Args:
             batch: `(inputs, targets)`, or a mapping with a target key.
             num_data: The size n of the training set; terms that belong to the whole set are divided by it.
-            likelihood: An old way to set it; `convert` takes it.
             ood: OOD inputs, without targets, on which the posterior is to be uncertain.
             regularizer: How that is asked for; None takes `OODRegularizer()`.
+            likelihood: An old way to say what the outputs mean; `convert` takes it.
 
         Returns:
             The terms by name, with their sum as `.total`.

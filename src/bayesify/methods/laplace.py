@@ -32,7 +32,7 @@ class Laplace(Method):
     the data, and trains first, without noise, if it is given epochs. Nothing is random before.
 
     Attributes:
-        structure: "last-layer", the full covariance of the last linear layer, whose prediction `how="closed-form"`
+        structure: "last-layer", the full covariance of the last linear layer, whose prediction `how="streamlined"`
             costs one pass; "diagonal", independent weights of every layer, a `GaussianPosterior`; "kronecker", a
             Kronecker product for each linear layer and convolution, and a diagonal for other parameters.
         curvature: "ggn", or "fisher", the empirical Fisher: squared gradients of ln p of the true labels.

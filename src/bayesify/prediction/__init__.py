@@ -49,7 +49,6 @@ __all__ = [
     "as_predictor",
     "capabilities",
     "fit_variance_scale",
-    "gaussian_components",
     "moment_rule",
     "posterior_device",
     "predict",
@@ -63,8 +62,8 @@ _MOVED = ("ClassificationPrediction", "FeaturePrediction", "RegressionPrediction
 _old_name = moved_names(
     __name__,
     {
-        "Law": "bayesify.prediction.Component",
-        "laws": "bayesify.prediction.gaussian_components",
+        "Law": "bayesify.laws.Component",
+        "laws": "bayesify.laws",
         **{name: f"bayesify.likelihoods.{name}" for name in _MOVED},
     },
     stacklevel=4,
@@ -180,19 +179,6 @@ def _predict_batch(
         raise
     trace.prove(stacklevel=4)
     return parts
-
-
-def gaussian_components(posterior: Posterior) -> list[Component]:
-    """Return the components of a posterior; the old name of `posterior.components()`.
-
-    Raises:
-        ValueError: It has none.
-    """
-    warn_renamed("gaussian_components(posterior)", "posterior.components()")
-    found = posterior.components()
-    if isinstance(found, Refusal):
-        raise ValueError(str(found))
-    return found
 
 
 def posterior_device(posterior: Posterior) -> torch.device:

@@ -3,13 +3,13 @@
 import copy
 
 import torch
-from bayesify.laws.passes import BatchDim
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from bayesify.laws.gaussian import functions
 from bayesify.laws.gaussian.kernels import kernel_of
-from bayesify.laws.gaussian.site import Pass, Site
+from bayesify.laws.gaussian.site import Site, Visits
+from bayesify.laws.passes import BatchDim
 
 SEED = 5
 
@@ -23,7 +23,7 @@ def log_stds(layer: nn.Module) -> dict[str, Tensor]:
 def run(layer: nn.Module, x: Tensor, kind: str, psi: dict[str, Tensor], rows: int, *calls: BatchDim | None) -> Tensor:
     """Run a layer's kernel with a known seed."""
     site = Site("site", {name: name for name in psi}, calls)
-    present = Pass(rows, kind, psi, seeds={"site": SEED})
+    present = Visits(rows, kind, psi, seeds={"site": SEED})
     return kernel_of(layer)(layer, x, present.visit(site, x))
 
 

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from bayesify.laws.passes import BatchDim
 from torch import Tensor, nn
 from torch.testing import assert_close
 
 from bayesify.laws.gaussian import functions, kernels
-from bayesify.laws.gaussian.site import Pass, Site
+from bayesify.laws.gaussian.site import Site, Visits
+from bayesify.laws.passes import BatchDim
 from tests.laws.gaussian import naive
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
@@ -209,7 +209,7 @@ def test_local_noise_needs_one_call():
     layer = _layer(lambda: nn.Linear(4, 3))
     psi = naive.log_stds(layer)
     site = Site("site", {name: name for name in psi}, (BatchDim(0),))
-    present = Pass(ROWS, "local", psi)
+    present = Visits(ROWS, "local", psi)
     x = torch.randn(ROWS, 4, dtype=torch.float64)
     kernels.linear(layer, x, present.visit(site, x))
     with pytest.raises(RuntimeError, match="is called again"):

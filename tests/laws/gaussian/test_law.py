@@ -31,7 +31,7 @@ def test_outputs_of_a_linear_layer_are_gaussian_with_known_moments(noise: str):
         passes, size = (1, rows) if noise != "flipout" else (rows // 2, 2)
         batch = x.expand(size, 3)
         y = torch.cat([posterior(batch) for _ in range(passes)])
-        weight, bias = (posterior.log_std.get_parameter(n).exp() for n in ("weight", "bias"))
+        weight, bias = (posterior.law.log_std.get_parameter(n).exp() for n in ("weight", "bias"))
         variance = x**2 @ weight.T**2 + bias**2
         scores = (y - network(x)) / variance.sqrt()
     count = scores.shape[0]

@@ -37,11 +37,11 @@ def test_kl_and_entropy_are_those_of_torch(centred: bool):
     posterior = _posterior(network, prior_means=centres)
     kl = entropy = 0.0
     for name, mean in network.named_parameters():
-        q = Normal(mean, posterior.log_std.get_parameter(name).exp())
+        q = Normal(mean, posterior.law.log_std.get_parameter(name).exp())
         p = Normal(centres[name] if centres else torch.zeros_like(mean), 0.7)
         kl, entropy = kl + kl_divergence(q, p).sum(), entropy + q.entropy().sum()
-    assert_close(posterior.kl(0.7), kl, **EXACT)
-    assert_close(posterior.entropy(), entropy, **EXACT)
+    assert_close(posterior.law.kl(0.7), kl, **EXACT)
+    assert_close(posterior.law.entropy(), entropy, **EXACT)
 
 
 def test_kl_is_zero_with_zero_gradient_at_the_prior():
@@ -50,7 +50,7 @@ def test_kl_is_zero_with_zero_gradient_at_the_prior():
         nn.init.zeros_(p)
     stds = {name: nn.Parameter(torch.full_like(p, math.log(0.3))) for name, p in network.named_parameters()}
     posterior = Posterior(network, GaussianLaw(network, log_stds=stds), method=MAP())
-    kl = posterior.kl(0.3)
+    kl = posterior.law.kl(0.3)
     kl.backward()
     assert_close(kl, torch.zeros_like(kl), rtol=0, atol=1e-12)
     for p in posterior.parameters():
@@ -60,18 +60,18 @@ def test_kl_is_zero_with_zero_gradient_at_the_prior():
 def test_what_has_no_width_is_not_random_and_has_no_part_in_the_kl():
     network = _mlp()
     posterior = _posterior(network)
-    whole = posterior.kl(0.5)
-    rows = [name for name in posterior.names if name.startswith("2.")]
+    whole = posterior.law.kl(0.5)
+    rows = [name for name in posterior.law.names if name.startswith("2.")]
     alone = _posterior(nn.Sequential(network[0]))
-    for name in alone.names:
-        alone.log_std.get_parameter(name).data.copy_(posterior.log_std.get_parameter(name))
+    for name in alone.law.names:
+        alone.law.log_std.get_parameter(name).data.copy_(posterior.law.log_std.get_parameter(name))
     for name in rows:
-        posterior.log_std.get_parameter(name).data.fill_(-math.inf)
-    assert_close(posterior.kl(0.5), alone.kl(0.5), **EXACT)
-    assert whole > posterior.kl(0.5)
-    posterior.kl(0.5).backward()
+        posterior.law.log_std.get_parameter(name).data.fill_(-math.inf)
+    assert_close(posterior.law.kl(0.5), alone.law.kl(0.5), **EXACT)
+    assert whole > posterior.law.kl(0.5)
+    posterior.law.kl(0.5).backward()
     for name in rows:
-        assert not posterior.log_std.get_parameter(name).grad.any()
+        assert not posterior.law.log_std.get_parameter(name).grad.any()
         assert torch.equal(
             posterior.draw(0).posterior.weights(posterior.keys(1, 0)[0])[name], network.get_parameter(name)
         )
@@ -82,7 +82,7 @@ def test_bad_shapes_and_priors_get_a_sentence():
     with pytest.raises(ValueError, match=r"'0\.weight' have the shape"):
         GaussianLaw(network, log_stds={"0.weight": torch.zeros(3, 4)})
     with pytest.raises(ValueError, match="prior_std must be positive"):
-        _posterior(network).kl(0.0)
+        _posterior(network).law.kl(0.0)
 
 
 # -- draws ----------------------------------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ def test_a_draw_is_the_plain_network_with_its_weights():
 def test_draws_have_the_moments_of_the_posterior():
     posterior = _posterior(nn.Linear(40, 50).double())
     draws = torch.stack([posterior.weights(key)["weight"] for key in posterior.keys(200, seed=0)])
-    scores = (draws - posterior.network.weight) / posterior.log_std.get_parameter("weight").exp()
+    scores = (draws - posterior.network.weight) / posterior.law.log_std.get_parameter("weight").exp()
     # 400,000 standard normals: false alarms in 1 of 10^6 runs for each line.
     count = scores.numel()
     assert abs(scores.mean()) < 4.9 / count**0.5
@@ -139,7 +139,7 @@ def test_what_the_plan_says():
     posterior = _posterior(Odd().double(), noise="auto")
     x = torch.randn(6, 3, 4, dtype=torch.float64)
     posterior(x)
-    plan = posterior._plan
+    plan = posterior.law.plan(posterior.trace(x))
     assert sorted(plan.sites) == ["head", "positions", "twice"]
     assert [call.dim for call in plan.sites["twice"].calls] == [0, 0]
     assert [call.dim for call in plan.sites["positions"].calls] == [None]
@@ -178,10 +178,11 @@ def test_a_fresh_pass_in_evaluation_mode_is_noisy_inside_transformer_layers():
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
     posterior = _posterior(nn.TransformerEncoder(layer, 2).double().eval(), low=-4.0)
-    assert {"layers.0.linear1", "layers.1.norm2"} <= set(posterior.plan(((torch.randn(2, 3, 8).double(),), {})).sites)
-    shared = posterior._plan.shared
+    plan = posterior.law.plan(posterior.trace(torch.randn(2, 3, 8).double()))
+    assert {"layers.0.linear1", "layers.1.norm2"} <= set(plan.sites)
+    shared = plan.shared
     for name in shared:
-        posterior.log_std.get_parameter(name).data.fill_(-math.inf)
+        posterior.law.log_std.get_parameter(name).data.fill_(-math.inf)
     x = torch.randn(1, 3, 8, dtype=torch.float64).expand(4, 3, 8)
     with torch.no_grad():
         y = posterior(x)
@@ -231,12 +232,12 @@ def test_members_of_gaussian_posteriors():
 
 def test_the_start_is_uniform_between_the_two_logarithms():
     posterior = bayesify.convert(nn.Linear(200, 50), BayesAdapter())
-    for log_std in posterior.log_std.parameters():
+    for log_std in posterior.law.log_std.parameters():
         assert log_std.min() >= -6
         assert log_std.max() <= -5
-    weights = posterior.log_std.get_parameter("weight")
+    weights = posterior.law.log_std.get_parameter("weight")
     assert abs(weights.mean() + 5.5) < 4.9 * (1 / 12 / weights.numel()) ** 0.5  # false alarms in 1 of 10^6
-    other = bayesify.convert(nn.Linear(200, 50), BayesAdapter(seed=1)).log_std.get_parameter("weight")
+    other = bayesify.convert(nn.Linear(200, 50), BayesAdapter(seed=1)).law.log_std.get_parameter("weight")
     assert not torch.equal(weights, other)
 
 
@@ -247,7 +248,7 @@ def test_a_frozen_weight_beside_a_random_bias(layer: str, noise: str):
     made = {"linear": nn.Linear(3, 2), "conv": nn.Conv1d(3, 2, 2), "norm": nn.BatchNorm1d(3)}[layer].double().eval()
     made.weight.requires_grad_(False)
     posterior = bayesify.convert(made, BayesAdapter(start_std=(0.1, 0.2), estimator=noise))
-    assert posterior.names == ["bias"]
+    assert posterior.law.names == ["bias"]
     x = torch.randn(6, 3, dtype=torch.float64) if layer == "linear" else torch.randn(6, 3, 4, dtype=torch.float64)
     change = posterior(x) - made(x)
     if layer != "linear":  # a bias is the same at all positions

@@ -7,6 +7,7 @@ from torch.nn import functional
 
 import bayesify
 from bayesify import IBNN
+from bayesify.laws import Pass
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 TOKENS = torch.randint(7, (6, 4), generator=torch.Generator().manual_seed(0))
@@ -51,26 +52,25 @@ def _posterior(how: str, **settings) -> bayesify.Posterior:
 @pytest.mark.parametrize("how", WAYS)
 def test_rows_of_a_pass_equal_their_own_components_network(how: str, bias: bool):
     posterior = _posterior(how, bias=bias)
-    posterior.prepare(TOKENS)
-    networks = [posterior.component(k)(TOKENS) for k in range(3)]
+    trace = posterior.trace(TOKENS)
+    networks = [posterior.law.component(k)(TOKENS) for k in range(3)]
     for same in (False, True):
-        for own in posterior.assign(6, 4, same=same).view(4, 6):
-            with posterior.assigned(own):
-                found = posterior(TOKENS)
+        for own in posterior.law.assign(6, 4, same=same, trace=trace).view(4, 6):
+            found = posterior.outputs(TOKENS, Pass(part=own))
             torch.testing.assert_close(found, torch.stack([networks[k][i] for i, k in enumerate(own)]), **EXACT)
 
 
 @pytest.mark.parametrize("how", WAYS)
 def test_a_fresh_pass_is_made_of_components_and_reaches_all(how: str):
     posterior = _posterior(how)
-    networks = torch.stack([posterior.component(k)(TOKENS) for k in range(3)])
+    networks = torch.stack([posterior.law.component(k)(TOKENS) for k in range(3)])
     reached = set()
     for _ in range(20):  # 3 (2/3)^20: the chance that one is not among so many passes of one component is 1e-3
         away = (posterior(TOKENS) - networks).abs().amax(-1)
         assert (away.amin(0) < 1e-12).all()
         reached |= set(away.argmin(0).tolist())
     assert reached == {0, 1, 2}
-    with posterior.of_component(1):
+    with posterior.member(1):
         torch.testing.assert_close(posterior(TOKENS), networks[1], **EXACT)
 
 
@@ -78,19 +78,19 @@ def test_a_fresh_pass_is_made_of_components_and_reaches_all(how: str):
 def test_the_loss_of_as_many_copies_as_components_is_the_components_mean(how: str):
     posterior = _posterior(how, repeats=3)
     labels = torch.arange(6)
-    wanted = torch.stack([functional.cross_entropy(posterior.component(k)(TOKENS), labels) for k in range(3)]).mean()
+    wanted = torch.stack(
+        [functional.cross_entropy(posterior.law.component(k)(TOKENS), labels) for k in range(3)]
+    ).mean()
     torch.testing.assert_close(posterior.loss((TOKENS, labels), num_data=6)["nll"], wanted, **EXACT)
 
 
 def test_components_of_rows_that_share_a_weight_cannot_differ():
     posterior = _posterior("read outside")
-    posterior.prepare(TOKENS)
     mixed = pytest.raises(ValueError, match=r"\['embedding'\] are read outside .* exclude these layers")
-    with mixed, posterior.assigned(torch.tensor([0, 1, 0, 1, 0, 1])):
-        posterior(TOKENS)
+    with mixed:
+        posterior.outputs(TOKENS, Pass(part=torch.tensor([0, 1, 0, 1, 0, 1])))
     excluded = bayesify.convert(Tied("read outside"), IBNN(), exclude="embedding")
-    excluded.prepare(TOKENS)
-    assert not excluded.one_component
+    assert not excluded.law.one_component(excluded.trace(TOKENS))
 
 
 def test_batch_normalisation_with_one_component_at_a_time_gets_a_warning():

@@ -199,7 +199,7 @@ def naive(network: nn.Module, posterior: bayesify.Posterior, factors: Tensor) ->
 def test_a_draw_is_the_network_with_scaled_columns(name):
     network, posterior, x = make(name)
     for key in posterior.keys(3, seed=2):
-        expected = naive(network, posterior, posterior.factors(key))(x)
+        expected = naive(network, posterior, posterior.law.factors(key))(x)
         assert not torch.allclose(expected, network(x))
         torch.testing.assert_close(posterior.evaluate(x, [key])[0], expected, **EXACT)
 
@@ -208,11 +208,11 @@ def test_a_draw_is_the_network_with_scaled_columns(name):
 def test_a_fresh_pass_is_a_loop_over_examples(name, monkeypatch):
     """Each example goes through the network of its own factors; gradients included."""
     network, posterior, x = make(name)
-    factors = torch.randn(len(x), posterior.component_means.shape[1], dtype=torch.float64, requires_grad=True)
-    monkeypatch.setattr(posterior, "_fresh", lambda assigned: factors)
+    factors = torch.randn(len(x), posterior.law.component_means.shape[1], dtype=torch.float64, requires_grad=True)
+    monkeypatch.setattr(posterior.law, "_fresh", lambda assigned: factors)
     outputs = posterior(x)
     loop = torch.cat(
-        [torch.func.functional_call(network, posterior._folded(factors[i]), (x[i : i + 1],)) for i in range(len(x))]
+        [torch.func.functional_call(network, posterior.law.folded(factors[i]), (x[i : i + 1],)) for i in range(len(x))]
     )
     torch.testing.assert_close(outputs, loop, **EXACT)
     weights = numbers(*outputs.shape)
@@ -222,7 +222,7 @@ def test_a_fresh_pass_is_a_loop_over_examples(name, monkeypatch):
     tied = {name: own[id(p)] for name, p in network.named_parameters()}
     loop = torch.cat(
         [
-            torch.func.functional_call(network, {**tied, **posterior._folded(factors[i])}, (x[i : i + 1],))
+            torch.func.functional_call(network, {**tied, **posterior.law.folded(factors[i])}, (x[i : i + 1],))
             for i in range(len(x))
         ]
     )
@@ -238,11 +238,11 @@ def test_a_fresh_pass_is_a_loop_over_examples(name, monkeypatch):
 def test_factors_of_one_are_the_network_bit_for_bit(name, monkeypatch):
     network, posterior, x = make(name)
     monkeypatch.setattr(
-        posterior, "_fresh", lambda rows: torch.ones(len(rows), posterior.component_means.shape[1]).double()
+        posterior.law, "_fresh", lambda rows: torch.ones(len(rows), posterior.law.component_means.shape[1]).double()
     )
     assert torch.equal(posterior.reference(x), network(x))
-    ones = torch.ones(posterior.component_means.shape[1], dtype=torch.float64)
-    assert torch.equal(posterior.export(ones)(x), network(x))
+    ones = torch.ones(posterior.law.component_means.shape[1], dtype=torch.float64)
+    assert torch.equal(posterior.law.to_network(ones)(x), network(x))
     if "attention" in name or "encoder" in name:  # another order of sums
         torch.testing.assert_close(posterior(x), network(x), **EXACT)
     else:
@@ -253,15 +253,15 @@ def test_factors_of_one_are_the_network_bit_for_bit(name, monkeypatch):
 @torch.no_grad()
 def test_a_bias_has_one_factor(name):
     network, posterior, x = make(name, IBNN(components=2, means_std=0.0, start_std=(0.0, 0.0), bias=True))
-    biases = {latent.parameter for latent in posterior.latents if latent.parameter.endswith("bias")}
+    biases = {latent.parameter for latent in posterior.law.latents if latent.parameter.endswith("bias")}
     owned = {n for n, p in network.named_parameters() if n.endswith("bias") and "norm" not in n and "in_proj" not in n}
     assert biases == owned
     if not biases:
         return
     scaled = copy.deepcopy(network)
-    for latent in posterior.latents:
+    for latent in posterior.law.latents:
         if latent.parameter in biases:
-            posterior.component_means[:, latent.span] = 1.7
+            posterior.law.component_means[:, latent.span] = 1.7
             scaled.get_parameter(latent.parameter).mul_(1.7)
     for function in (posterior, posterior.draw(0)):
         torch.testing.assert_close(function(x), scaled(x), **EXACT)
@@ -308,16 +308,16 @@ def test_what_cannot_differ_between_examples_has_one_draw_for_the_pass(factory):
     y = posterior(x)
     if isinstance(network, Tied):
         torch.testing.assert_close(y, y[:1].expand_as(y), **EXACT)
-        assert [latent.parameter for latent in posterior.plan(((x,), {})).shared] == ["embedding.weight"]
+        assert [latent.parameter for latent in posterior.law.plan(posterior.trace(x)).shared] == ["embedding.weight"]
     else:
-        assert [latent.parameter for latent in posterior.plan(((x,), {})).shared] == ["positions.weight"]
+        assert [latent.parameter for latent in posterior.law.plan(posterior.trace(x)).shared] == ["positions.weight"]
     assert not torch.isclose(y, posterior(x)).all()
 
 
 def test_layers_that_share_a_weight_share_its_factors():
     _, posterior, _ = make("tied modules")
-    assert len(posterior.latents) == 1
-    assert posterior.component_means.shape[1] == 5
+    assert len(posterior.law.latents) == 1
+    assert posterior.law.component_means.shape[1] == 5
     with pytest.raises(ValueError, match="Convert both modules, or neither"):
         bayesify.convert(Tied(by_hand=False), CONVERTED, exclude="head")
 
@@ -354,7 +354,7 @@ def test_another_layer_can_be_registered():
     posterior = bayesify.convert(network, CONVERTED)
     x = numbers(2, 4)
     key = posterior.keys(1, 0)[0]
-    expected = (x * posterior.factors(key)) @ network[0].weight
+    expected = (x * posterior.law.factors(key)) @ network[0].weight
     torch.testing.assert_close(posterior.evaluate(x, [key])[0], expected, **EXACT)
     with pytest.raises(ValueError, match="weight_dim"):
         LinearLayer(weight_dim=2)
