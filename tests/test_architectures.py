@@ -132,26 +132,27 @@ def fit_a_little(posterior, inputs):
         labels = torch.zeros(output.shape[:-1], dtype=torch.long)
         batch = {**inputs, "labels": labels} if isinstance(inputs, dict) else (inputs, labels)
         fit(posterior, [batch], num_data=len(labels), progress=False, accuracy_tolerance=1)
-        weights = {name: posterior.network.get_parameter(name) for name in posterior.names if name.endswith("weight")}
+        weights = {name: posterior.network.get_parameter(name) for name in posterior.law.names if name.endswith("weight")}
         with posterior.mean():
             moved = posterior.outputs(inputs).square().sum()
         grads = torch.autograd.grad(moved, list(weights.values()), allow_unused=True)
         for name, grad in zip(weights, grads, strict=True):  # a scale of zero hides what lies before it
             reached = grad is not None and bool(grad.any())
-            assert bool(posterior.curvature.as_dict()[name].any()) == reached, name
-    if hasattr(posterior, "generator"):
+            assert bool(posterior.law.curvature.as_dict()[name].any()) == reached, name
+    law = posterior.law
+    if hasattr(law, "generator"):
         with torch.no_grad():
-            posterior.generator[-1].weight.normal_(std=0.01)
-    if not hasattr(posterior, "collect") and not hasattr(posterior, "append"):
+            law.generator[-1].weight.normal_(std=0.01)
+    if not hasattr(law, "collect") and not hasattr(law, "append"):
         return
     for _ in range(3):
         with torch.no_grad():
             for parameter in posterior.network.parameters():
                 parameter.add_(0.05 * torch.randn_like(parameter) * parameter.std(correction=0))
-        if hasattr(posterior, "collect"):
-            posterior.collect()
+        if hasattr(law, "collect"):
+            law.collect()
         else:
-            posterior.append(posterior.codec.flatten(posterior.network))
+            law.append(law.codec.flatten(posterior.network))
     batch = {**inputs, "labels": torch.zeros(3)} if isinstance(inputs, dict) else (torch.randn(16, 3, 32, 32), None)
     posterior.refresh_statistics([batch])
 

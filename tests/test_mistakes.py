@@ -36,13 +36,17 @@ def test_a_plain_network_where_a_posterior_is_needed(use):
 
 
 @pytest.mark.parametrize("method", [MAP(), MCDropout(), bayesify.SWAG()])
-def test_the_network_inside_a_noisy_posterior_is_refused(method):
-    inner = bayesify.convert(make_network(), MCDropout()).network
-    with pytest.raises(TypeError, match="part of a posterior already"):
-        bayesify.convert(inner, method)
+def test_the_network_inside_a_noisy_posterior_is_a_plain_one(method):
+    noisy = bayesify.convert(make_network(), MCDropout())
+    noisy(X)  # a pass puts its noise into the network, and takes it out
     plain = make_network()
-    plain.load_state_dict(inner.state_dict())  # what the sentence advises
-    bayesify.convert(plain, method)
+    plain.load_state_dict(noisy.network.state_dict())
+    assert str(noisy.network) == str(plain)
+    inner, other = (bayesify.convert(network, method) for network in (noisy.network, plain))
+    assert inner.conversion == other.conversion
+    assert inner.state_dict().keys() == other.state_dict().keys()
+    with inner.mean(), other.mean():
+        torch.testing.assert_close(inner.eval()(X), other.eval()(X), rtol=0, atol=0)
 
 
 def test_data_sets_where_loaders_are_needed():

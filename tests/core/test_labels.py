@@ -204,7 +204,7 @@ def test_all_that_looks_at_targets_sees_the_same_ones():
         history = fit(posterior, loader, num_data=40, val_loader=loader, progress=False)
     counted = sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in loader)
     own = sum(network(**b).loss.item() * int((b["labels"][:, 1:] != -100).sum()) for b in loader)
-    torch.testing.assert_close(posterior.log_likelihood.item(), -own, rtol=1e-5, atol=0)
+    torch.testing.assert_close(posterior.law.log_likelihood.item(), -own, rtol=1e-5, atol=0)
     right = sum(int((network(**b).logits[:, :-1].argmax(-1) == b["labels"][:, 1:]).sum()) for b in loader)
     assert history.accuracy_before == pytest.approx(right / counted)
     calibrate(posterior, loader, num_draws=3)

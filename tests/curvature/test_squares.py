@@ -121,12 +121,12 @@ def test_the_ggn_of_any_network(name, chunk, monkeypatch):
     parameters = dict(network.named_parameters())
     hessians = output_hessians(posterior.likelihood, network(x), y)
     expected = diagonal_ggn(network, x, parameters, hessians)
-    assert posterior.names == list(parameters)
+    assert posterior.law.names == list(parameters)
     for key in parameters:
         assert_close(
-            posterior.curvature.as_dict()[key], expected[key], **EXACT, msg=lambda text, key=key: f"{key} {text}"
+            posterior.law.curvature.as_dict()[key], expected[key], **EXACT, msg=lambda text, key=key: f"{key} {text}"
         )
-        variance = (2 * posterior.log_std.as_dict()[key]).exp()
+        variance = (2 * posterior.law.log_std.as_dict()[key]).exp()
         if key == "table.weight":
             assert not variance[0].any()
             variance, expected[key] = variance[1:], expected[key][1:]
@@ -173,9 +173,9 @@ def test_what_was_seen_stands_for_all_data():
     once = fitted(network, x, y)
     posterior = bayesify.convert(network, once.method)
     bayesify.fit(posterior, [(x, y)], num_data=50, progress=False, accuracy_tolerance=1)
-    for key, value in once.curvature.as_dict().items():
-        assert_close(posterior.curvature.as_dict()[key], 10 * value, **EXACT)
-    assert_close(posterior.log_likelihood, 10 * once.log_likelihood)
+    for key, value in once.law.curvature.as_dict().items():
+        assert_close(posterior.law.curvature.as_dict()[key], 10 * value, **EXACT)
+    assert_close(posterior.law.log_likelihood, 10 * once.law.log_likelihood)
 
 
 def test_fitting_again_begins_anew():
@@ -197,11 +197,11 @@ def test_a_frozen_backbone_needs_no_gradient():
     head.requires_grad_(True)
     x, y = inputs(5), torch.arange(5) % 3
     posterior = fitted(network, x, y)
-    assert posterior.names == ["7.weight", "7.bias"]
+    assert posterior.law.names == ["7.weight", "7.bias"]
     expected = diagonal_ggn(
         network, x, dict(head.named_parameters()), output_hessians(posterior.likelihood, network(x), y)
     )
-    assert_close(posterior.curvature.as_dict()["7.weight"], expected["weight"], **EXACT)
+    assert_close(posterior.law.curvature.as_dict()["7.weight"], expected["weight"], **EXACT)
 
 
 def test_batch_statistics_are_refused():

@@ -41,8 +41,8 @@ def empty(network: nn.Module, size: int, storage: str | None = None, names: str 
     return Posterior(network, BankLaw(network, names=random, size=size, dtype=dtype)).eval()
 
 
-def filled(network: nn.Module, size: int = 12, storage: str | None = None) -> Posterior:
-    bank = empty(network, size, storage)
+def filled(network: nn.Module, size: int = 12, storage: str | None = None, names: str = "") -> Posterior:
+    bank = empty(network, size, storage, names)
     for row in torch.randn(size, bank.law.samples.shape[1], dtype=torch.float64):
         bank.law.append(row)
     return bank
@@ -94,7 +94,7 @@ def test_networks_with_convolutions_are_not_vectorised():
     network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3)).double()
     bank = filled(network)
     assert bank.law.together(None) == "one"
-    last = empty(network, 2, names="2")
+    last = filled(network, 2, names="2")
     assert last.law.together(None) == "stack"
 
 

@@ -12,12 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bayesify import ABNN, IBNN, SGLD, SWAG, BayesAdapter, DeepEnsemble, Laplace, MCDropout, Posterior, convert
 from bayesify.laws import GaussianMixtureLaw, GeneratorLaw, Key, keyed_numbers
 
-STAYS = (
-    "law.complete",
-    "law.counts",
-    "law.shares",
-    "statistics.fresh",
-)  # what is read to decide: any device would wait for it
+STAYS = ("complete", "counts", "shares", "fresh")  # what is read to decide: any device would wait for it
 RANDOM = ("normal_", "uniform_", "bernoulli_", "random_", "multinomial", "randperm", "rand", "randn", "randint")
 
 

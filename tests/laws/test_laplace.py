@@ -11,7 +11,7 @@ from torch.testing import assert_close
 import bayesify
 from bayesify import Bernoulli, Categorical, Gaussian, Laplace, measure
 from bayesify.laws import GaussianLaw
-from bayesify.laws.laplace import Residuals, Spectrum, choose, log_evidence
+from bayesify.laws.laplace import Residuals, Spectrum, choose, last_features, log_evidence
 from tests.curvature.naive import full_ggn, output_hessians
 
 EXACT = {"rtol": 1e-9, "atol": 1e-11}
@@ -148,7 +148,7 @@ def test_logits_in_closed_form():
     assert_close(posterior.law.output_variance(features[:, :5], centred=True), variance, **EXACT)
     inputs = _double(6, 3)
     prediction = bayesify.predict(posterior, inputs, how="streamlined")
-    output, phi = posterior.features(inputs)
+    output, phi = last_features(posterior, posterior.law.layer, inputs)
     spread = posterior.law.output_variance(phi[:, 0], centred=True)
     whole = Categorical().from_gaussian(output.detach(), covariance=posterior.law.output_covariance(phi[:, 0]))
     assert_close(prediction.probs, whole.probs, **EXACT)
@@ -185,7 +185,7 @@ def test_a_closed_form_follows_the_prior():
     posterior.law.set_prior_precision(100.0)
     after = bayesify.predict(posterior, x, how="streamlined").logits_variance
     assert bool((after < before / 2).all())
-    _, phi = posterior.features(x)
+    _, phi = last_features(posterior, posterior.law.layer, x)
     centring = eye(4) - 0.25
     expected = (centring @ posterior.law.output_covariance(phi[:, 0]) @ centring).diagonal(dim1=1, dim2=2)
     assert_close(after, expected, **EXACT)
@@ -219,7 +219,7 @@ def test_tokens_have_a_closed_form_each():
     rows = bayesify.convert(network, Laplace(prior_precision=1.0))
     counted = y.flatten() != -100
     bayesify.fit(rows, [(x.flatten(0, 1)[counted], y.flatten()[counted])], num_data=29, progress=False)
-    assert_close(posterior.law.covariance(), rows.covariance(), **EXACT)
+    assert_close(posterior.law.covariance(), rows.law.covariance(), **EXACT)
     whole = bayesify.predict(posterior, x, how="streamlined")
     flat = bayesify.predict(rows, x.flatten(0, 1), how="streamlined")
     assert_close(whole.probs.flatten(0, 1), flat.probs, **EXACT)
@@ -346,9 +346,9 @@ def test_what_is_no_product_is_diagonal():
         fit(bayesify.convert(network, Laplace(structure=structure, prior_precision=0.5)), x, y)
         for structure in ("kronecker", "diagonal")
     ]
-    assert sorted(posteriors[0].curvature.as_dict()) == ["1.bias", "1.weight"]
-    for name, value in posteriors[0].curvature.as_dict().items():
-        assert_close(value, posteriors[1].curvature.as_dict()[name], **EXACT)
+    assert sorted(posteriors[0].law.curvature.as_dict()) == ["1.bias", "1.weight"]
+    for name, value in posteriors[0].law.curvature.as_dict().items():
+        assert_close(value, posteriors[1].law.curvature.as_dict()[name], **EXACT)
     key = posteriors[0].keys(1, seed=3)[0]
     assert_close(posteriors[0].weights(key)["1.weight"], posteriors[1].weights(key)["1.weight"], **EXACT)
 
@@ -474,7 +474,7 @@ def test_a_prior_chosen_on_validation_data_is_never_worse_there(structure, per):
     ]
     before, after = (_nll(posterior, *other, structure == "last-layer") for posterior in posteriors)
     assert after <= before + 1e-12
-    assert not torch.equal(posteriors[0].prior_precision, posteriors[1].prior_precision)
+    assert not torch.equal(posteriors[0].law.prior_precision, posteriors[1].law.prior_precision)
 
 
 @pytest.mark.slow

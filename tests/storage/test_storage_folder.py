@@ -250,7 +250,7 @@ def test_a_configuration_cannot_ask_for_more_than_its_file_holds(folders, tmp_pa
 
 def test_a_finished_generator_makes_no_room_for_what_it_was_learned_with(tmp_path):
     posterior = bayesify.convert(small(), METHODS["apd"])
-    posterior.close_workshop()
+    posterior.learning = None  # as a fit leaves it
     bayesify.save(posterior, tmp_path)
     method = json.loads((tmp_path / "config.json").read_text())["method"]
     change_config(tmp_path, method={**method, "samples_per_chain": 10**9, "chains": 10**6})

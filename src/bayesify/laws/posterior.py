@@ -355,7 +355,7 @@ class Posterior(nn.Module):
         """Return what the network itself returns in evaluation mode, with its own tensors and without noise."""
         args, kwargs = _arguments(in_network_type(inputs, self.network))
         with self.runtime.modes.lock, evaluation_mode(self.network):
-            return self.read(self.run(Pass("mean"), args, kwargs, Patch()))
+            return self.read(self.run(Pass("mean", rows=_rows(args, kwargs)), args, kwargs, Patch()))
 
     def read(self, output: Any) -> Tensor:
         """Find the tensor of logits or means in the network's output."""
