@@ -8,7 +8,7 @@ is repeated within a measurement until that takes 20 ms. `--rows WORD ...` takes
 
 Networks are an MLP 784-400-400-10 and ResNet-20 on 8 x 8 images, which keeps what a pass costs besides its
 convolutions in sight. Posteriors have learned for some steps, all with the same data. A training step is timed inside
-`fit`: the median time from one optimiser step to the next.
+`fit`: the median time from one optimizer step to the next.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def make_method(name: str, network: str) -> Any:
 
     quick = {"epochs": 2}
     layers = "linear" if network == "mlp" else "conv"
-    bank = {setting(b.SGLD, "num_draws", "num_draws", "size"): 20, "epochs": 10, "lr": 0.01}
-    distilled = {"latent": 8, "hidden": (16,), "steps": 10, setting(b.APD, "num_draws"): DRAWS}
+    bank = {setting(b.SGLD, "samples_per_chain", "num_samples"): 20, "epochs": 10, "lr": 0.01}
+    distilled = {"latent": 8, "hidden": (16,), "steps": 10, setting(b.APD, "num_bn_draws", "num_draws"): DRAWS}
     makers: dict[str, Callable[[], Any]] = {
         "map": b.MAP,
         "mc-dropout": lambda: b.MCDropout(p=0.1, insert_before=layers),
@@ -138,7 +138,7 @@ def predicting(method: str, network: str, rows: int, how: str) -> Call:
     import bayesify
 
     posterior, inputs = fitted(method, network), network_and_data(network, rows)[1]
-    draws = {setting(bayesify.predict, "num_draws", "num_draws"): DRAWS} if how == "sampling" else {}
+    draws = {setting(bayesify.predict, "num_draws", "num_samples"): DRAWS} if how == "sampling" else {}
     return lambda: bayesify.predict(posterior, inputs, how=how, seed=0, **draws)
 
 
@@ -147,7 +147,7 @@ def predicting_first(method: str, network: str, how: str) -> Iterator[Call]:
     import bayesify
 
     module, inputs, _ = network_and_data(network, 8)
-    draws = {setting(bayesify.predict, "num_draws", "num_draws"): DRAWS} if how == "sampling" else {}
+    draws = {setting(bayesify.predict, "num_draws", "num_samples"): DRAWS} if how == "sampling" else {}
     while True:
         posterior = bayesify.convert(module, make_method(method, network))
         yield partial(bayesify.predict, posterior, inputs, how=how, seed=0, **draws)
@@ -344,7 +344,7 @@ def main() -> None:
     parser.add_argument("--first", type=Path, help="the folder that holds the package of the first version")
     parser.add_argument("--second", type=Path)
     parser.add_argument("--rows", nargs="*", default=[], help="words, or patterns with *: rows that have one")
-    parser.add_argument("--repeats", type=int, default=12)
+    parser.add_argument("--repeats", type=int, default=12, help="below 6 the intervals say nothing")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--list", action="store_true", help="print the names of the rows")
     parser.add_argument("--result", type=Path, default=RESULTS)
@@ -389,10 +389,8 @@ def main() -> None:
     measured = [row for row in record["rows"].values() if "ratio" in row]
     slower = [name for name, row in record["rows"].items() if "ratio" in row and row["interval"][0] > 1.05]
     middle = statistics.median(row["ratio"] for row in measured) if measured else float("nan")
-    print(
-        f"{len(measured)} rows in {record['seconds']} s ({record['processor_seconds']} s of the processor), "
-        f"median ratio {middle:.3f}; slower: {slower or 'none'}"
-    )
+    spent = f"{record['seconds']} s, {record['processor_seconds']} s of the processor"
+    print(f"{len(measured)} rows in {spent}; median ratio {middle:.3f}; slower: {slower or 'none'}")
     arguments.result.parent.mkdir(exist_ok=True)
     arguments.result.write_text(json.dumps(record, indent=1) + "\n")
     return None

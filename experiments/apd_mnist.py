@@ -27,7 +27,7 @@ import torch
 
 import bayesify
 from bayesify import measure
-from bayesify.laws import BankLaw, Posterior, VectorLaw
+from bayesify.laws import BankLaw, VectorLaw
 from bayesify.methods import inherit, require_bank, source_of
 from bayesify.methods.distillation import agreement
 from experiments.apd_common import BOUNDS, NETWORKS, Data, arguments_of, draw_curves, kept, mlp, mnist, rows_of
@@ -207,6 +207,7 @@ def rates(lab: Lab, rows: Records) -> None:
 def agreements(lab: Lab, rows: Records) -> None:
     """Compare distillations with the bank on held-out digits, and say how much variance the coordinates have."""
     bank, inputs = lab.sgld(), lab.held_out
+    size = len(require_bank(bank, "What is distilled is a bank"))
     reference = bayesify.predict(bank, inputs, seed=0)
     ways: dict[str, Callable[[], bayesify.Posterior]] = {
         "50 samples of the bank": lambda: bank,
@@ -217,7 +218,7 @@ def agreements(lab: Lab, rows: Records) -> None:
     }
 
     def one(make: Callable[[], bayesify.Posterior]) -> dict[str, float]:
-        found = agreement(make(), reference, inputs, num_draws=min(50, len(bank.law)))
+        found = agreement(make(), reference, inputs, num_draws=min(50, size))
         return {"divergence": round(found.divergence, 4), "total": round(found.total, 4)}
 
     for name, make in ways.items():
@@ -250,7 +251,7 @@ def study(lab: Lab, rows: Records) -> None:
     makers["samples of the last tenth"] = lambda: last_samples(lab.sgld(), 0.2)
     makers |= {name: partial(lab.sgld, name, **changes) for name, changes in variants.items()}
 
-    def both(make: Callable[[], Posterior]) -> dict[str, Any]:
+    def both(make: Callable[[], bayesify.Posterior]) -> dict[str, Any]:
         bank = make()
         return {**figures(lab, bank), "diagnosis": diagnosis(lab, bank)}
 

@@ -117,7 +117,7 @@ class Cifar:
         """Read the images, and the weights of the network."""
         images, batch, few = (64, 16, 32) if trial else (self.images, self.batch, self.test)
         whole, val, test = loaders(images=images if trial or not self.fresh else NUM_DATA, grey=self.grey)
-        sampler = RandomSampler(whole.dataset, num_draws=images if self.fresh else None)  # type: ignore[arg-type]
+        sampler = RandomSampler(whole.dataset, num_samples=images if self.fresh else None)  # type: ignore[arg-type]
         val = DataLoader(Subset(val.dataset, range(few)), 256) if trial else val
         network = pretrained(self.network)
         return Setting(

@@ -64,7 +64,9 @@ class FashionLeNet:
         torch.manual_seed(seed)
         return Setting(
             LeNet(self.factor),
-            DataLoader(mine, 128, sampler=RandomSampler(mine, num_draws=256 if trial else self.images), drop_last=True),
+            DataLoader(
+                mine, 128, sampler=RandomSampler(mine, num_samples=256 if trial else self.images), drop_last=True
+            ),
             DataLoader(Subset(train, val[:64] if trial else val), 500),
             DataLoader(Subset(test, range(64 if trial else len(test))), 500),
             fitting={"num_data": len(mine), "accuracy_tolerance": 1.0},

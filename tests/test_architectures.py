@@ -126,20 +126,20 @@ def configuration(name, network):
 
 def fit_a_little(posterior, inputs):
     """Let SWAG and banks see some snapshots, and a Laplace posterior some data, so that their draws differ."""
-    if hasattr(posterior, "curvature"):
+    law = posterior.law
+    if hasattr(law, "curvature"):
         with torch.no_grad():
             output = posterior.likelihood.classes_last(posterior.outputs(inputs))
         labels = torch.zeros(output.shape[:-1], dtype=torch.long)
         batch = {**inputs, "labels": labels} if isinstance(inputs, dict) else (inputs, labels)
         fit(posterior, [batch], num_data=len(labels), progress=False, accuracy_tolerance=1)
-        weights = {name: posterior.network.get_parameter(name) for name in posterior.law.names if name.endswith("weight")}
+        weights = {name: posterior.network.get_parameter(name) for name in law.names if name.endswith("weight")}
         with posterior.mean():
             moved = posterior.outputs(inputs).square().sum()
         grads = torch.autograd.grad(moved, list(weights.values()), allow_unused=True)
         for name, grad in zip(weights, grads, strict=True):  # a scale of zero hides what lies before it
             reached = grad is not None and bool(grad.any())
-            assert bool(posterior.law.curvature.as_dict()[name].any()) == reached, name
-    law = posterior.law
+            assert bool(law.curvature.as_dict()[name].any()) == reached, name
     if hasattr(law, "generator"):
         with torch.no_grad():
             law.generator[-1].weight.normal_(std=0.01)

@@ -199,6 +199,6 @@ def test_methods_of_users_have_settings_too(monkeypatch):
         widths: tuple[int, ...] = (1,)
         label: str = ""
 
-    monkeypatch.setattr("bayesify.cli._arguments.methods", lambda: {"my_own-1": Mine})
+    monkeypatch.setattr("bayesify.cli._arguments.list_methods", lambda: {"my_own-1": Mine})
     assert set_to(["widths=[3, 4]", "label=no"], "my_own-1")["my_own-1"] == Mine(widths=(3, 4), label="no")
     assert made("my_own-1", "--my_own-1.widths", "5", "6").widths == (5, 6)

@@ -128,7 +128,7 @@ def test_a_parameter_without_gradient_trains_and_stays(case: Case):
     trained = [name for name in after if any(part in name for part in ("head", "norm", "generator"))]
     assert any(not torch.equal(before[name], after[name]) for name in trained)
     # Without data a Laplace posterior is as wide as its prior; its mean is the network's own.
-    widths = ("square", "deviations", "left", "right", "log_std")
+    widths = tuple(f"law.{name}" for name in ("square", "deviations", "left", "right", "log_std"))
     for name in before.keys() & after.keys():
         if name.endswith("unused.weight") and (name in reached or not name.startswith(widths)):
             # Weight decay acts on gradients, so a parameter that never gets one stays where it is; a prior moves it.

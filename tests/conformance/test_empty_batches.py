@@ -27,6 +27,7 @@ def test_an_empty_batch_has_an_empty_answer_and_leaves_no_trace(method: Method, 
     untouched = copy.deepcopy(posterior)
     assert posterior(x[:0]).shape == network(x[:0]).shape == (0, 3)
     assert posterior.draw(1)(x[:0]).shape == (0, 3)
+    assert posterior.evaluate(x[:0], posterior.keys(1, seed=0)).shape == (1, 0, 3)
     answers = []
     for one in (posterior, untouched):
         torch.manual_seed(1)

@@ -139,7 +139,7 @@ def test_the_empirical_fisher_of_any_network(name):
     torch.manual_seed(4)
     network = make().double().eval()
     x, y = inputs(5), torch.arange(5) % 3
-    found = fitted(network, x, y, curvature="fisher").curvature.as_dict()
+    found = fitted(network, x, y, curvature="fisher").law.curvature.as_dict()
     parameters = dict(network.named_parameters())
     expected = {key: torch.zeros_like(p) for key, p in parameters.items()}
     for row in range(5):
@@ -157,8 +157,8 @@ def test_drawn_labels_have_the_ggn_as_their_mean():
     torch.manual_seed(4)
     network = make().double().eval()
     x, y = inputs(5), torch.arange(5) % 3
-    exact = fitted(network, x, y).curvature.as_dict()
-    runs = [fitted(network, x, y, mc_labels=20, seed=seed).curvature.as_dict() for seed in range(12)]
+    exact = fitted(network, x, y).law.curvature.as_dict()
+    runs = [fitted(network, x, y, mc_labels=20, seed=seed).law.curvature.as_dict() for seed in range(12)]
     for key, expected in exact.items():
         each = torch.stack([run[key] for run in runs])
         error = each.std(0) / 12**0.5

@@ -153,7 +153,9 @@ def test_more_draws_than_statistics_is_an_error():
     with pytest.raises(ValueError, match=r"older than the weights. Call posterior.refresh_statistics"):
         posterior.draw(0)
     posterior.refresh_statistics(loader())
-    with pytest.raises(ValueError, match=r"4 draws were asked for.*re-estimated for 3.*a method that has num_bn_draws=4"):
+    with pytest.raises(
+        ValueError, match=r"4 draws were asked for.*re-estimated for 3.*a method that has num_bn_draws=4"
+    ):
         predict(posterior, X, num_draws=4, seed=0)
     assert len(posterior.keys(None, 0)) == 3
     assert {key.index for key in posterior.keys(3, 5)} == {0, 1, 2}  # without replacement

@@ -62,7 +62,7 @@ def test_a_network_with_something_left_to_learn_is_no_warning(structure):
     for val_loader in val_loaders[: 1 if structure == "diagonal" else 2]:  # whose draws validation data may well refuse
         posterior, texts = fitted(network, data, structure=structure, val_loader=val_loader)
         assert texts == []
-        assert prior_without_effect(posterior) is None
+        assert prior_without_effect(posterior.law) is None
 
 
 def test_a_prior_of_the_users_own_is_not_questioned():
@@ -76,7 +76,7 @@ def test_a_search_that_found_no_best_one_says_so():
     posterior, _ = fitted(trained(data, 30), data)
     for end in (1e-6, 1e10):
         posterior.law.set_prior_precision(end)
-        assert f"ended at an end of its interval, {end:.3g}" in prior_without_effect(posterior)
+        assert f"ended at an end of its interval, {end:.3g}" in prior_without_effect(posterior.law)
 
 
 def test_a_rise_of_the_validation_nll_is_told_with_the_figures():

@@ -113,6 +113,7 @@ def loader(batch_norm: bool = False) -> tuple[nn.Module, DataLoader]:
 QUICK = {"epochs": 5, "weight_decay": 0.0, "samples_per_chain": 6, "burn_in": 0.2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sgld", "sghmc", "psgld"])
 @pytest.mark.parametrize("at", [1, 7, 20, 21, 33])
 def test_a_killed_run_loses_no_sample(kind: str, at: int, tmp_path: Path):

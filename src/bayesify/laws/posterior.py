@@ -131,10 +131,7 @@ class Posterior(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run one pass in the present mode; arguments and outputs are the network's own."""
-        rows = _rows(args, kwargs)
-        if not rows:  # nothing in it is random, and it does not show where the batch is
-            return self.run(Pass("mean"), args, kwargs, patch=Patch())
-        return self.run(self.present(rows), args, kwargs)
+        return self.run(self.present(_rows(args, kwargs)), args, kwargs)
 
     def present(self, rows: int = 0) -> Pass:
         """Return the pass that the modes ask for which were entered with `with`: a fresh one outside of all."""
@@ -157,6 +154,8 @@ class Posterior(nn.Module):
             What the network returns.
         """
         runtime = self.runtime
+        if patch is None and p.kind != "mean" and not p.rows:
+            patch = Patch()  # of a batch without examples nothing is random, and it does not show where the batch is
         with runtime.modes.lock:
             before, runtime.runner = runtime.runner, threading.get_ident()
             known = None
@@ -265,9 +264,12 @@ class Posterior(nn.Module):
 
     def _trace(self, known: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Trace:
         traces = self.runtime.traces
-        if known not in traces:
-            self.runtime.keep(known, trace_network(self.network, arguments))
-        return traces[known]
+        if known in traces:
+            return traces[known]
+        found = trace_network(self.network, arguments)
+        if _rows(*arguments):  # copies of no row teach nothing
+            self.runtime.keep(known, found)
+        return found
 
     def independent_rows(self, inputs: Any) -> bool:
         """Return whether a fresh pass on such inputs draws for each row: copies of a row then are several draws."""
@@ -303,17 +305,19 @@ class Posterior(nn.Module):
         """
         inputs = in_network_type(inputs, self.network)
         rows, draws = batch_rows(inputs), len(keys)
-        if draws > 1 and not tiled and self.law.together(None) == "stack":
+        law = self.law
+        stacks = draws > 1 and not tiled and type(law).stacked is not Law.stacked
+        if stacks and law.together(None) == "stack":
             return self._stacked(inputs, keys, rows)
         args, kwargs = _arguments(inputs)
         p = Pass("draw", tuple(keys), rows=rows, folded=tiled)
+        if (tiled or prefix is not None) and "draw" in law.traced:
+            with self.runtime.modes.lock:
+                p.trace = self._trace(signature((args, kwargs)), (args, kwargs))
         if tiled:
-            p.trace = self.trace(inputs) if "draw" in self.law.traced else None
             args, kwargs = repeat_rows((args, kwargs), draws)
         patch = None
         if prefix is not None:
-            if "draw" in self.law.traced:
-                p.trace = self.trace(inputs)
             p.noise = self.runtime.noise
             made = self.patch(p)
             patch = replace(made, forwards=prefix.forwards(made.forwards))

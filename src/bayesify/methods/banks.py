@@ -45,6 +45,7 @@ def sample_bank(posterior: Posterior, num_draws: int, *, seed: int = 0, storage:
         ValueError: The randomness is in layers, not in weights.
 
     Example:
+        >>> from torch import nn
         >>> from bayesify import ensemble, predict
         >>> bank = sample_bank(ensemble([nn.Linear(2, 3) for _ in range(4)]), 4)
         >>> bank.law.samples.shape, predict(bank, torch.ones(1, 2)).probs.shape
@@ -91,6 +92,7 @@ def join_banks(banks: Sequence[Posterior]) -> Posterior:
         A bank with all chains, which shares no memory with them.
 
     Example:
+        >>> from torch import nn
         >>> from bayesify import ensemble
         >>> halves = [sample_bank(ensemble([nn.Linear(2, 3) for _ in range(4)]), 4) for _ in range(2)]
         >>> joined = join_banks(halves)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from bayesify._core.deprecation import moved_names, renamed, warn_renamed
+from bayesify._core.deprecation import moved_names, renamed
 from bayesify._core.inputs import as_inputs, in_network_type
 from bayesify._core.modes import evaluation_mode
 from bayesify._core.progress import bar
 from bayesify._core.trees import batch_rows, inputs_of, slice_rows, to_device
-from bayesify.laws import Component, Posterior, Refusal, require_posterior, warn_unless_learned
+from bayesify.laws import Posterior, require_posterior, warn_unless_learned
 from bayesify.likelihoods.prediction import Prediction
 from bayesify.prediction.features import check_output
 from bayesify.prediction.layout import rows_per_pass
@@ -151,7 +151,7 @@ def predict(
     for batch in [inputs] if direct else bar(inputs, "predict", shown=progress):
         batch = in_network_type(to_device(batch if direct else inputs_of(batch), device), posterior.network)
         # The lock keeps other threads from seeing, and from ending, this evaluation mode.
-        with torch.inference_mode(False), torch.no_grad(), posterior.lock, evaluation_mode(posterior):
+        with torch.inference_mode(False), torch.no_grad(), posterior.lock, evaluation_mode(posterior.network):
             found = _predict_batch(posterior, predictor, batch, request, chunk_size, progress and direct)
         parts += found if direct else [prediction.cpu() for prediction in found]
     if not parts:
