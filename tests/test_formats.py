@@ -13,6 +13,7 @@ from tests.fixtures import make_format1, make_format2
 FORMAT1, FORMAT2 = make_format1.FOLDER, make_format2.FOLDER
 NAMES = (*make_format2.METHODS, *make_format2.MADE)
 FIXED = ("map",)  # not random
+LATER = {"ivon"}  # methods that the first format never held
 
 
 @functools.cache
@@ -90,6 +91,6 @@ def test_the_first_format_still_loads_and_predicts_the_same(name):
 
 def test_the_first_format_covers_every_method_and_is_small():
     names = {*make_format1.METHODS, *make_format1.MADE}
-    assert {method.name for method in make_format1.METHODS.values()} == set(bayesify.list_methods())
+    assert {method.name for method in make_format1.METHODS.values()} == set(bayesify.list_methods()) - LATER
     assert {folder.name for folder in FORMAT1.iterdir() if folder.is_dir()} == names
     assert sum(file.stat().st_size for file in FORMAT1.rglob("*") if file.is_file()) < 100_000

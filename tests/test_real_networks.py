@@ -11,7 +11,20 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
-from bayesify import ABNN, APD, IBNN, MAP, SGLD, SWAG, BayesAdapter, DeepEnsemble, Laplace, MCDropout, Streamlined
+from bayesify import (
+    ABNN,
+    APD,
+    IBNN,
+    IVON,
+    MAP,
+    SGLD,
+    SWAG,
+    BayesAdapter,
+    DeepEnsemble,
+    Laplace,
+    MCDropout,
+    Streamlined,
+)
 from bayesify.methods import list_methods
 from tests.test_architectures import as_if_trained, timm, tiny_vit, torchvision
 
@@ -25,6 +38,7 @@ METHODS = {
     "abnn": ABNN(members=2, draws_per_member=1, alpha=0.03, **SMALL),
     "bayes-adapter": BayesAdapter(**SMALL),
     "bayes-adapter, shared": BayesAdapter(estimator="shared", **SMALL),
+    "ivon": IVON(**SMALL),
     "ibnn": IBNN(components=2, draws_per_component=1, **SMALL),
     "laplace": Laplace(),
     "laplace, diagonal": Laplace(structure="diagonal", mc_labels=1, prior_precision=1e4),

@@ -23,6 +23,7 @@ QUICK = {
     "abnn": ("--epochs", 1, "--set", "members=2"),
     "bayes-adapter": ("--epochs", 1),
     "ibnn": ("--epochs", 1),
+    "ivon": ("--epochs", 1),
 }
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # the network is not trained
 

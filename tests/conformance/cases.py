@@ -11,7 +11,21 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
-from bayesify import ABNN, APD, IBNN, MAP, SGLD, SWAG, BayesAdapter, DeepEnsemble, Laplace, MCDropout, Method, Posterior
+from bayesify import (
+    ABNN,
+    APD,
+    IBNN,
+    IVON,
+    MAP,
+    SGLD,
+    SWAG,
+    BayesAdapter,
+    DeepEnsemble,
+    Laplace,
+    MCDropout,
+    Method,
+    Posterior,
+)
 from bayesify.laws import Key
 
 CLASSES = 3
@@ -57,6 +71,10 @@ CASES = (
     Case(
         BayesAdapter(start_std=(0.05, 0.1), epochs=2, weight_decay=0.01),
         BayesAdapter(start_std=(0.0, 0.0)),
+    ),
+    Case(
+        IVON(start_std=0.1, epochs=2, lr=0.1, beta2=0.9),
+        IVON(start_std=0.0),
     ),
     Case(Laplace(), Laplace()),
     Case(

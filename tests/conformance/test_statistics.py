@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import bayesify
-from bayesify import ABNN, APD, IBNN, MAP, SGLD, SWAG, BayesAdapter, DeepEnsemble, Laplace, MCDropout, Posterior
+from bayesify import ABNN, APD, IBNN, IVON, MAP, SGLD, SWAG, BayesAdapter, DeepEnsemble, Laplace, MCDropout, Posterior
 from bayesify.methods import list_methods
 from tests.marks import slow_but
 
@@ -23,6 +23,7 @@ METHODS = {
     "abnn, statistics updated": ABNN(alpha=0.3, statistics="updated"),
     "bayes-adapter": BayesAdapter(start_std=(0.05, 0.1)),
     "bayes-adapter, flipout": BayesAdapter(start_std=(0.05, 0.1), estimator="flipout"),
+    "ivon": IVON(start_std=0.07),
     "laplace": Laplace(structure="diagonal"),
     "sgld": SGLD(),
     "apd": APD(),

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import bayesify
-from bayesify import ABNN, APD, IBNN, MAP, SGLD, SWAG, BayesAdapter, DeepEnsemble, Gaussian, Laplace, MCDropout
+from bayesify import ABNN, APD, IBNN, IVON, MAP, SGLD, SWAG, BayesAdapter, DeepEnsemble, Gaussian, Laplace, MCDropout
 from bayesify._core.files import digest, fingerprint, open_tensors, seal, write_tensors
 from tests.fixtures.make_format1 import FOLDER as FORMAT1
 from tests.fixtures.make_format1 import make_network
@@ -27,6 +27,7 @@ METHODS = {
     "deep-ensemble": DeepEnsemble(members=2),
     "swag": SWAG(rank=2, num_bn_draws=2),
     "bayes-adapter": BayesAdapter(),
+    "ivon": IVON(),
     "ibnn": IBNN(components=2),
     "abnn": ABNN(members=2),
     "laplace": Laplace(prior_precision=1.0),

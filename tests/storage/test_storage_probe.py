@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
-from bayesify import ABNN, APD, IBNN, MAP, SGLD, SWAG, BayesAdapter, DeepEnsemble, Laplace, MCDropout
+from bayesify import ABNN, APD, IBNN, IVON, MAP, SGLD, SWAG, BayesAdapter, DeepEnsemble, Laplace, MCDropout
 from bayesify._core.seen import InputsSeen, make_inputs
 from tests.fixtures.make_format1 import FOLDER as FORMAT1
 from tests.fixtures.make_format1 import make_network
@@ -26,6 +26,7 @@ METHODS = {
     "deep-ensemble": DeepEnsemble(members=2, epochs=1),
     "swag": SWAG(rank=2, epochs=1, num_bn_draws=2, snapshots_per_epoch=2),
     "bayes-adapter": BayesAdapter(epochs=1),
+    "ivon": IVON(epochs=1),
     "ibnn": IBNN(components=2, repeats=1, epochs=1),
     "abnn": ABNN(members=2, epochs=1),
     "laplace": Laplace(prior_precision=1.0),

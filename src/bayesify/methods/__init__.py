@@ -10,6 +10,7 @@ from bayesify.methods.banks import inherit, join_banks, require_bank, sample_ban
 from bayesify.methods.bayes_adapter import BayesAdapter
 from bayesify.methods.deep_ensemble import DeepEnsemble
 from bayesify.methods.ibnn import IBNN
+from bayesify.methods.ivon import IVON
 from bayesify.methods.laplace import Laplace
 from bayesify.methods.map import MAP
 from bayesify.methods.mc_dropout import MCDropout
@@ -22,6 +23,7 @@ __all__ = [
     "ABNN",
     "APD",
     "IBNN",
+    "IVON",
     "MAP",
     "SGLD",
     "SWAG",
