@@ -138,6 +138,11 @@ ADAPTER_QUERY_LINES = (
     Line("ψ's rate .02, supervised by 100 out-of-scope queries", "bayes-adapter, supervised, log_std_lr=0.02"),
     Line("the same + temperature", "bayes-adapter, supervised, log_std_lr=0.02", "test, calibrated"),
 )
+REGRESSION = [(name, Cell((name, weight))) for weight in range(3) for name in ("mean", "std")]
+REGRESSION_LINES = [
+    Line("exact mean-field answer", "exact"),
+    *(Line(f'`"{noise}"`', noise) for noise in ("local", "exemplar", "flipout", "shared")),
+]
 KINDS = {
     "PGD: 20 steps of .003 within .031, against 20 draws": "pgd",
     "the same by an attacker who also lowers the mutual information": "pgd that knows the detector",
@@ -453,6 +458,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "adapter-tuning": partial(table, "adapter_cifar_tuning_resnet20", WITH_AURC, ADAPTER_TUNED),
     "adapter-resnet20": partial(table, "adapter_cifar_main_resnet20", BEFORE_AND_AFTER, ADAPTER_MAIN),
     "adapter-resnet44": partial(table, "adapter_cifar_main_resnet44", BEFORE_AND_AFTER, ADAPTER_MAIN[:2]),
+    "adapter-regression": partial(table, "adapter_regression", REGRESSION, REGRESSION_LINES),
     "adapter-attacks": attacks,
     "adapter-queries": partial(table, "adapter_clinc_main", ADAPTER_QUERIES, ADAPTER_QUERY_LINES),
     "ibnn-sizes": lenets,

@@ -26,8 +26,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
-from bayesify import ABNN, APD, IBNN, MAP, SGLD, SWAG, BayesAdapter, DeepEnsemble, Laplace, MCDropout, Method
-from bayesify.likelihoods import Gaussian
+from bayesify import ABNN, APD, IBNN, MAP, SGLD, SWAG, BayesAdapter, DeepEnsemble, Gaussian, Laplace, MCDropout, Method
 from experiments.hmc import hmc
 from experiments.records import RESULTS, Records
 
@@ -264,8 +263,10 @@ def main() -> None:
         "--part", choices=("classes", "numbers", "hmc"), nargs="*", default=["classes", "numbers", "hmc"]
     )
     parser.add_argument("--only", nargs="*", help="names of methods")
-    parser.add_argument("--trial", action="store_true", help="short chains, and nothing is kept")
+    parser.add_argument("--trial", action="store_true", help="short chains, two methods, and nothing is kept")
     arguments = parser.parse_args()
+    if arguments.trial and arguments.only is None:
+        arguments.only = ["map", "laplace, last layer"]
     names = [name for name in methods_for(128, 1) if arguments.only is None or name in arguments.only]
     for part in arguments.part:
         path = None if arguments.trial else RESULTS / f"truth_{part}.json"

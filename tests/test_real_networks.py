@@ -38,7 +38,7 @@ METHODS = {
     "abnn": ABNN(members=2, draws_per_member=1, alpha=0.03, **SMALL),
     "bayes-adapter": BayesAdapter(**SMALL),
     "bayes-adapter, shared": BayesAdapter(estimator="shared", **SMALL),
-    "ivon": IVON(**SMALL),
+    "ivon": IVON(start_std=1e-3, **SMALL),
     "ibnn": IBNN(components=2, draws_per_component=1, **SMALL),
     "laplace": Laplace(),
     "laplace, diagonal": Laplace(structure="diagonal", mc_labels=1, prior_precision=1e4),

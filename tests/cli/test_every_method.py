@@ -74,7 +74,7 @@ def test_the_prior_is_chosen_on_the_validation_part(bayesify, tmp_path, more):
     loaders = {split: DataLoader(few_digits(split), batch_size=20) for split in ("train", "val")}
     library.fit(expected, loaders["train"], val_loader=loaders["val"], progress=False)
     # The command shuffles, and sums in another order.
-    torch.testing.assert_close(found.prior_precision, expected.prior_precision, rtol=0.02, atol=0)
+    torch.testing.assert_close(found.law.prior_precision, expected.law.prior_precision, rtol=0.02, atol=0)
     without = library.convert(make_trained(), library.Laplace())
     library.fit(without, loaders["train"], progress=False)
-    assert not torch.allclose(found.prior_precision, without.prior_precision, rtol=1.0)
+    assert not torch.allclose(found.law.prior_precision, without.law.prior_precision, rtol=1.0)

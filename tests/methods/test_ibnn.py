@@ -10,7 +10,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
-from bayesify import IBNN, demo
+from bayesify import IBNN
+from bayesify.cli import demo
 from bayesify.laws.input_factors.kl import average_kl, mean_kl
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}

@@ -73,9 +73,9 @@ class Posterior(nn.Module):
         learning: What only learning needs (chains, a critic); no part of what `save` writes.
 
     Example:
-        >>> from bayesify.laws import Gaussian
+        >>> from bayesify.laws import GaussianLaw
         >>> network = nn.Linear(2, 1, bias=False)
-        >>> posterior = Posterior(network, Gaussian(network, log_stds={"weight": torch.zeros(1, 2)}))
+        >>> posterior = Posterior(network, GaussianLaw(network, log_stds={"weight": torch.zeros(1, 2)}))
         >>> x = torch.eye(2)
         >>> torch.equal(posterior.draw(3)(x), posterior.draw(3)(x))
         True

@@ -154,6 +154,14 @@ class IBNN(Method):
         law = cast(InputFactorLaw, posterior.law)
         return Annealing(law.component_means.detach(), 0.0 if self.anneal else self.beta)
 
+    def learning(self, posterior: Posterior) -> Any:
+        """Return it; for a posterior that was loaded, what the divergence is multiplied by in the end."""
+        loaded = posterior.learning is None
+        found = super().learning(posterior)
+        if loaded:
+            found.kl_weight.fill_(self.beta)
+        return found
+
     def _table(self, network: nn.Module, selection: Selection) -> Conversion:
         projections = {id(m.out_proj) for m in network.modules() if is_attention(m)}
 

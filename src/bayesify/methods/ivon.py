@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,9 @@ class IVON(Method):
         beta2: How much of the curvature a step keeps. A run should have several times 1/(1 - beta2) steps.
         mc_samples: Draws in a step, each a pass.
         clip_radius: Bounds each entry of a Newton step, before it is multiplied by the paper's rate; None bounds none.
+        statistics: "frozen" normalises by the running statistics in training too and keeps them, so that what is
+            trained is what predicts; "updated" trains with the statistics of each batch, which are those of one draw,
+            and updates the running ones.
     """
 
     name = "ivon"
@@ -54,6 +57,7 @@ class IVON(Method):
     beta2: float = 0.9995
     mc_samples: int = 1
     clip_radius: float | None = None
+    statistics: Literal["updated", "frozen"] = "frozen"
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -68,11 +72,13 @@ class IVON(Method):
                 raise ValueError(f"{name} must be at least 0 and below 1, but it is {getattr(self, name)}.")
         if self.mc_samples < 1:
             raise ValueError(f"mc_samples must be at least 1, but it is {self.mc_samples}.")
+        if self.statistics not in ("updated", "frozen"):
+            raise ValueError(f"statistics must be 'updated' or 'frozen', but it is {self.statistics!r}.")
 
     @classmethod
     def example(cls) -> IVON:
         """Return a short run that starts wider, for a small network and little data."""
-        return cls(epochs=20, start_std=0.05, lr=0.05, beta2=0.99)
+        return cls(epochs=10, start_std=0.06, lr=0.1, beta2=0.999)
 
     # -- building -------------------------------------------------------------------------------------------------
 
@@ -86,7 +92,8 @@ class IVON(Method):
                 known = log_stds.get(f"{name}.weight" if name else "weight")
                 if known is not None:  # the vector of padding is a constant, not a weight
                     known.data[module.padding_idx] = -math.inf
-        return GaussianLaw(network, log_stds=log_stds, estimator="shared"), table
+        keep = self.statistics == "frozen"
+        return GaussianLaw(network, log_stds=log_stds, estimator="shared", keep_statistics=keep), table
 
     def _log_std(self, parameter: Tensor) -> nn.Parameter:
         # Half precision is too coarse for logarithms that change by thousandths.
@@ -103,7 +110,7 @@ class IVON(Method):
 
     def stages(self, posterior: Posterior) -> list[Stage]:
         """Return one stage: the random weights, and all else, which is trained without noise or prior."""
-        log_stds = posterior.law.log_std.as_dict()
+        log_stds = cast(GaussianLaw, posterior.law).log_std.as_dict()
         random = [*(posterior.network.get_parameter(name) for name in log_stds), *log_stds.values()]
         known = {id(parameter) for parameter in random}
         others = [p for p in posterior.parameters() if p.requires_grad and id(p) not in known]
@@ -222,4 +229,4 @@ class VariationalNewton(Optimizer):
             state.update(step=0, momentum=torch.zeros_like(weight))
         state["step"] += 1
         average: Tensor = state["momentum"].lerp_(weight.grad, 1 - keep)
-        return average / (1 - keep ** state["step"])
+        return average.div(1 - keep ** int(state["step"]))

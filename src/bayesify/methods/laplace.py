@@ -33,7 +33,7 @@ class Laplace(Method):
 
     Attributes:
         structure: "last-layer", the full covariance of the last linear layer, whose prediction `how="streamlined"`
-            costs one pass; "diagonal", independent weights of every layer, a `GaussianPosterior`; "kronecker", a
+            costs one pass; "diagonal", independent weights of every layer, a `GaussianLaw`; "kronecker", a
             Kronecker product for each linear layer and convolution, and a diagonal for other parameters.
         curvature: "ggn", or "fisher", the empirical Fisher: squared gradients of ln p of the true labels.
         mc_labels: Labels drawn from the prediction for each example, which estimate the GGN in so many backward passes;

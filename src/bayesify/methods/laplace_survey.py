@@ -92,8 +92,8 @@ class LaplaceSurvey(Survey):
         """Add the curvature of a batch."""
         posterior = self.posterior
         inputs, targets = posterior.split_batch(batch)
-        if isinstance(self.law, LastLayerLaw):
-            output = self._look_at_last_layer(self.law, inputs, targets)
+        if self.law.layer is not None:
+            output = self._look_at_last_layer(cast(LastLayerLaw, self.law), inputs, targets)
         else:
             output = self._look_at_layers(inputs, targets)
         self._count(output.detach(), targets, batch_rows(inputs))

@@ -45,6 +45,10 @@ class Prefix:
         random = {module: module.forward for module in self.sites} | dict(forwards)
         return {**self.remembered, **{module: self._random(forward) for module, forward in random.items()}}
 
+    def forget(self) -> None:
+        """Let go of what was kept, which the forwards would hold until garbage is collected."""
+        self.kept, self.remembered = [], {}
+
     def _deterministic(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """Return a forward that is answered from memory where that is right."""
 

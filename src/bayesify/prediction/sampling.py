@@ -45,6 +45,9 @@ def _add(posterior: Posterior, inputs: Any, keys: Sequence[Key], stream: Stream,
         except Exception:
             raise error from None  # it is not the arrangement that fails, and others' inputs may well be right
         layout.joins, layout.folded_rows = True, layout.rows
+    finally:
+        if prefix is not None:
+            prefix.forget()
 
 
 def _passes(layout: Layout, rows: int, keys: Sequence[Key]) -> list[list[Key]]:

@@ -40,6 +40,7 @@ class LaplaceLaw(Law):
     random.
 
     Attributes:
+        layer: The only random layer, where outputs are linear in it, so that they are Gaussian themselves; else None.
         groups: Names of the parameters that share a prior precision, by the name of the group.
         prior_precision: One for each group.
         seen: How many examples the curvature is the sum of.
@@ -50,6 +51,7 @@ class LaplaceLaw(Law):
 
     first_order = True
     likelihood: Likelihood
+    layer: str | None = None
     groups: dict[str, list[str]]
     prior_precision: Tensor
     seen: Tensor

@@ -47,7 +47,7 @@ class LastLayerLaw(LaplaceLaw):
 
     def __init__(self, network: nn.Module, *, layer: str, names: list[str], precision: float, power: int) -> None:
         super().__init__(network)
-        self.layer = layer
+        self.layer: str = layer
         self._names = names
         module = network.get_submodule(layer)
         assert isinstance(module, nn.Linear)

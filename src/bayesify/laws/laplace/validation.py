@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -37,16 +37,14 @@ def choose_on_validation(
         num_draws: How many draws; None takes the posterior's own number.
         seed: Of the draws.
     """
-    law = posterior.law
-    assert isinstance(law, LaplaceLaw)
+    law = cast(LaplaceLaw, posterior.law)
     law.require_complete()
-    exact = isinstance(law, LastLayerLaw)
+    exact = law.layer is not None
     with evaluation_mode(posterior):
-        loss = (
-            _closed_form_nll(posterior, law, val_loader)
-            if isinstance(law, LastLayerLaw)
-            else _sampled_nll(posterior, val_loader, num_draws, seed)
-        )
+        if exact:
+            loss = _closed_form_nll(posterior, cast(LastLayerLaw, law), val_loader)
+        else:
+            loss = _sampled_nll(posterior, val_loader, num_draws, seed)
         _search(law, loss, exact)
 
 
