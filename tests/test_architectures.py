@@ -158,6 +158,7 @@ def fit_a_little(posterior, inputs):
 
 
 @pytest.mark.parametrize(("architecture", "name"), slow_product(NETWORKS, sorted(list_methods())))
+@pytest.mark.slow
 def test_convert_and_predict(architecture, name):
     make, inputs = NETWORKS[architecture]
     network = as_if_trained(make(), inputs)

@@ -347,6 +347,7 @@ def test_no_module_is_hidden_by_a_function():
         assert type(getattr(bayesify, name)).__name__ not in ("function", "type"), name
 
 
+@pytest.mark.slow
 def test_the_package_warns_of_nothing_when_it_is_imported():
     code = "import bayesify, bayesify.data, bayesify.decide, bayesify.cli, bayesify.cli.demo, bayesify.report"
     subprocess.run([sys.executable, "-W", "error::DeprecationWarning:bayesify", "-c", code], check=True)

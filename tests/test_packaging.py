@@ -31,6 +31,7 @@ def test_version_is_the_metadata_version():
     assert bayesify.__version__ == importlib.metadata.version("bayesify")
 
 
+@pytest.mark.slow
 def test_import_needs_no_optional_extra():
     command = [sys.executable, "-c", IMPORT_PROBE]
     modules = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)

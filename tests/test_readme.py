@@ -8,6 +8,7 @@ README = Path(__file__).parents[1] / "README.md"
 BLOCK = re.compile(r"^(?P<skip><!-- not executed -->\s*)?^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.slow
 def test_python_blocks_run_in_order(monkeypatch, tmp_path):
     if not README.is_file():
         pytest.fail("README.md does not exist; its python blocks are executed by this test")

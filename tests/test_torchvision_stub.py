@@ -8,6 +8,7 @@ from tests.torchvision_stub import import_torchvision
     ("name", "options"),
     [("resnet18", {}), ("vit_b_16", {"image_size": 32}), ("convnext_tiny", {})],
 )
+@pytest.mark.slow
 def test_torchvision_networks_run(name, options):
     network = getattr(import_torchvision().models, name)(num_classes=3, **options).eval()
     logits = network(torch.randn(2, 3, 32, 32))

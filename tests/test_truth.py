@@ -9,6 +9,7 @@ from experiments import truth
 from experiments.hmc import hmc
 
 
+@pytest.mark.slow
 def test_hmc_samples_a_posterior_that_is_known():
     """Linear regression: mean and covariance of 64 chains against the closed form (4.9 standard errors)."""
     generator = torch.Generator().manual_seed(0)

@@ -81,6 +81,7 @@ def test_weights_of_another_network(bayesify, tmp_path):
     assert "does not fit the network of --model: 1.weight is (5, 64) instead of (32, 64)" in error
 
 
+@pytest.mark.slow
 def test_a_posterior_of_other_weights(bayesify, model, tmp_path):
     data = ("--data", f"{NETS}:few_digits", "--quiet")
     assert bayesify("fit", *model, *data, *MAP, "--out", tmp_path / "a")[0] == 0

@@ -50,6 +50,7 @@ def set_to(pairs, *names):
 
 
 @pytest.mark.parametrize(("name", "setting"), SETTINGS)
+@pytest.mark.slow
 def test_every_setting_is_an_option_with_the_values_of_its_type(name, setting, capsys):
     """What the method takes is what it gets; what it refuses is refused with its own sentence."""
     cls = bayesify.list_methods()[name]

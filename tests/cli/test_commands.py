@@ -124,6 +124,7 @@ def test_predict_answers_on_stdout(bayesify, model):
     assert json.loads(bayesify(*words, "--json", "--seed", 1)[1])["predictions"] != found
 
 
+@pytest.mark.slow
 def test_fit_saves_a_posterior_that_loads(bayesify, model, network, tmp_path):
     text = fitted(bayesify, model, tmp_path / "swag", "--set", "rank=3", "--calibrate", "--json")
     summary = json.loads(text)
@@ -214,6 +215,7 @@ def test_compare_leaves_the_plain_network_alone(bayesify, model, network):
     assert found["failures"] == []
 
 
+@pytest.mark.slow
 def test_regression(bayesify, tmp_path):
     model = ("--model", f"{NETS}:make_regressor", "--data", f"{NETS}:line", "--quiet")
     words = (

@@ -37,6 +37,7 @@ def test_every_method_is_in_the_table_and_a_failure_stops_no_other(bayesify, tmp
     assert "This one never works." in report.read_text()
 
 
+@pytest.mark.slow
 def test_json_is_all_there_is_on_stdout(bayesify, tmp_path, monkeypatch):
     monkeypatch.setattr("bayesify.cli.demo.list_methods", lambda: {"map": library.MAP})
     code, text, _ = bayesify("demo", "--quick", "--out", tmp_path, "--json", "--quiet")

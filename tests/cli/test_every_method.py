@@ -52,6 +52,7 @@ def test_every_command(bayesify, tmp_path, name):
     assert json.loads(text)["failures"] == []
 
 
+@pytest.mark.slow
 def test_a_method_that_learns_without_epochs_needs_no_company(bayesify):
     """Whether training data are loaded was decided by the number of epochs, and Laplace has none."""
     assert library.Laplace().learns

@@ -93,6 +93,7 @@ def test_torch_save(posterior: Posterior, mlp: Example):
     assert_same(posterior, torch.load(file, weights_only=False), mlp)
 
 
+@pytest.mark.slow
 def test_state_dict_round_trip(case: Case, example: Example):
     posterior = fitted(case, example)
     torch.manual_seed(11)

@@ -111,6 +111,7 @@ def test_whether_there_is_noise_does_not_depend_on_train_and_eval(case: Case):
     assert torch.equal(outputs[True], outputs[False])
 
 
+@pytest.mark.slow
 def test_predictions_do_not_depend_on_the_chunk_size(case: Case, example: Example):
     posterior = fitted(case, example)
     x = example.inputs(7)

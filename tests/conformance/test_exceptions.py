@@ -107,6 +107,7 @@ def test_an_exception_inside_predict(case: Case):
 
 
 @pytest.mark.parametrize("passes", [0, 1, 4])
+@pytest.mark.slow
 def test_an_exception_inside_fit(case: Case, passes: int):
     posterior = _posterior(case).eval()
     next(posterior.network.children()).train()

@@ -50,6 +50,7 @@ def test_noise_under_autocast(case: Case, mlp: Example):
     assert bool((prediction.epistemic > 0).any()) == is_random(posterior)
 
 
+@pytest.mark.slow
 def test_float64_stays_float64(case: Case, example: Example):
     posterior = bayesify.convert(example.network(), case.noisy)
     fit(posterior, example)

@@ -97,6 +97,7 @@ def test_every_method_is_in_the_table():
     "make", [mlp, pytest.param(convolutions, marks=pytest.mark.slow)], ids=lambda make: make.__name__
 )
 @pytest.mark.parametrize("name", slow_but(("bayes-adapter", "ibnn"), METHODS))
+@pytest.mark.slow
 def test_a_pass_is_as_good_in_evaluation_mode_as_in_training_mode(name: str, make):
     """The NLL differs by 5 % at most; with components apart in the passes of a step it was up to 87 %."""
     plain = _ratio(bayesify.convert(_trained(make), MAP()), 2)

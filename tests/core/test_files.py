@@ -240,6 +240,7 @@ def same(left, right):
 @example({1: torch.zeros(1), "1": torch.ones(1)})
 @example({"a.b": torch.zeros(1), "a": {"b": torch.ones(1), "b_": torch.ones(2)}})
 @given(TREES)
+@pytest.mark.slow
 def test_unpack_undoes_pack_through_json(tree):
     tensors = {}
     text = json.dumps(pack(tree, tensors, "state"))

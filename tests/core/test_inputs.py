@@ -90,6 +90,7 @@ def test_what_works_gives_what_a_tensor_gives(name):
 @pytest.mark.parametrize("method", [MAP(), SWAG(), BayesAdapter(), Laplace(structure="diagonal")], ids=lambda m: m.name)
 @pytest.mark.parametrize("kind", ["tensor", "array"])
 @pytest.mark.filterwarnings("ignore:This posterior has no uncertainty yet")  # of one snapshot
+@pytest.mark.slow
 def test_double_precision_data_is_trained_on_as_single(method, kind):
     """Targets too: what a loader makes of numpy's default type."""
     x, y = (X.double(), Y) if kind == "tensor" else (X.double().numpy(), Y.numpy())

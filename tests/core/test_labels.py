@@ -194,6 +194,7 @@ def test_an_untrained_language_model_is_right_by_chance_only():
     assert abs(found.metrics["nll"] - own) < 0.01  # batches have about equal numbers of tokens
 
 
+@pytest.mark.slow
 def test_all_that_looks_at_targets_sees_the_same_ones():
     torch.manual_seed(0)
     network = gpt2().eval()

@@ -111,6 +111,7 @@ def fitted(network, x, y, **settings):
 
 @pytest.mark.parametrize("chunk", [1, 2**22])
 @pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.slow
 def test_the_ggn_of_any_network(name, chunk, monkeypatch):
     monkeypatch.setattr(_gradients, "CHUNK", chunk)
     make, inputs = NETWORKS[name]

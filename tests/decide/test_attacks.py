@@ -93,6 +93,7 @@ def test_seeds_decide_and_draws_are_new_in_each_step():
     assert len(set(seen)) == 4
 
 
+@pytest.mark.slow
 def test_an_attack_that_knows_the_detector_is_less_noticed():
     posterior = _posterior(BayesAdapter(start_std=(0.4, 0.5)))
     x, labels = _inputs()

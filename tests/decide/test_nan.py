@@ -60,6 +60,7 @@ def made(way, likelihood):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("likelihood", LIKELIHOODS)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of priors and accuracies of six examples
+@pytest.mark.slow
 def test_every_score_of_a_nan_is_nan(way, likelihood):
     try:
         posterior = made(way, likelihood)

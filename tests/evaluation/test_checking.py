@@ -11,6 +11,7 @@ from tests.prediction.linearised.networks import NETWORKS, gaussian, randn
 X = randn(40, 4)
 
 
+@pytest.mark.slow
 def test_a_linear_network_is_trusted():
     """The linearised predictive of a linear network is its law: 1000 draws have a variance within 10 % in sum."""
     torch.manual_seed(0)

@@ -66,6 +66,7 @@ def test_one_component_has_a_place_too():
     assert look_at_components(made(1), DataLoader(data(), 8)).mean_disagreement == 0
 
 
+@pytest.mark.slow
 def test_a_picture_is_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     path = plot_components(look_at_components(made(), DataLoader(data(), 8)), tmp_path / "new" / "picture.svg")

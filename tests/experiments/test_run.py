@@ -59,6 +59,7 @@ def test_seeds_and_names_do_not_decide_the_fit_but_everything_else_does():
     assert "seeds" not in config.described()
 
 
+@pytest.mark.slow
 def test_an_experiment_is_kept_and_not_made_again(tmp_path, capsys):
     configs = [
         Config("map", QUICK, bayesify.MAP(), (Scored(),)),
@@ -80,6 +81,7 @@ def test_an_experiment_is_kept_and_not_made_again(tmp_path, capsys):
     capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_rows_with_the_same_fit_share_it_and_measures_leave_it_alone(tmp_path):
     ways = Predictors((Predictor("mean", "mean"), Predictor("streamlined", "streamlined")))
     config = Config("a", QUICK, bayesify.BayesAdapter(epochs=1), (ways, Scored(num_draws=3)))

@@ -210,6 +210,7 @@ def _cauchy(output: Tensor, target: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("case", "finished"), slow_product(OTHERS, (False, True)))
+@pytest.mark.slow
 def test_another_run_is_refused_and_left_as_it_is(case: str, finished: bool, tmp_path: Path):
     """A finished folder once gave any network the posterior of the first, and an unfinished one went on with it."""
     first, second, said = OTHERS[case]
@@ -233,6 +234,7 @@ METHODS = [
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+@pytest.mark.slow
 def test_a_finished_folder_never_gives_its_posterior_to_another_network(method: Any, tmp_path: Path):
     _fit(tmp_path, _start(method=method), epochs=1)
     with pytest.raises(ValueError, match="have other values than it began with"):
@@ -250,6 +252,7 @@ def test_a_network_that_is_loaded_anew_goes_on(finished: bool, tmp_path: Path):
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+@pytest.mark.slow
 def test_a_cell_that_is_run_again_goes_on_with_the_posterior_as_it_is(method: Any, tmp_path: Path):
     """In a notebook: the same posterior, whose weights have moved since, after an interrupt and after the end."""
     expected = _fit(tmp_path / "whole", _start(method=method), epochs=1)
@@ -320,6 +323,7 @@ class Tokens(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["plain", "random", "picky"])
+@pytest.mark.slow
 def test_networks_that_no_probe_can_recognise_go_on(kind: str, tmp_path: Path):
     ids = torch.randint(7, (8, 5)).sort(dim=1).values
     batches = [{"ids": ids[i : i + 4], "mask": ids[i : i + 4] > 0, "labels": ids[i : i + 4, 0] % 3} for i in (0, 4)]

@@ -30,11 +30,13 @@ def _assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["map", "swag", "ensemble"])
+@pytest.mark.slow
 def test_what_a_run_comes_to_does_not_depend_on_its_checkpoints(name: str, tmp_path: Path):
     _assert_same(run(name, tmp_path, checkpoint=False), uninterrupted(name))
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.slow
 def test_a_run_killed_again_and_again(name: str, tmp_path: Path):
     expected = uninterrupted(name)
     chance = random.Random(name)
@@ -59,6 +61,7 @@ def _places(events: list[str], name: str) -> list[int]:
 
 
 @pytest.mark.parametrize("name", ["adam and accumulation", "ensemble", "swag"])
+@pytest.mark.slow
 def test_a_run_killed_anywhere(name: str, tmp_path: Path):
     """Within a group of accumulated batches; between members, around each file; within `finish`."""
     expected = uninterrupted(name)
@@ -68,6 +71,7 @@ def test_a_run_killed_anywhere(name: str, tmp_path: Path):
         _assert_same(run(name, folder), expected)
 
 
+@pytest.mark.slow
 def test_a_finished_run_returns_at_once(tmp_path: Path):
     first = run("swag", tmp_path)
     again = run("swag", tmp_path)

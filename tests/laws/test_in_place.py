@@ -115,6 +115,7 @@ NOISES = ("exemplar", "local", "flipout", "flipout, weights each", "auto", "shar
 
 
 @pytest.mark.parametrize(("name", "noise"), slow_product(LAYERS, NOISES))
+@pytest.mark.slow
 def test_gaussian_weights(name: str, noise: str, monkeypatch: pytest.MonkeyPatch):
     if noise == "flipout, weights each":
         monkeypatch.setattr(kernels, "FEW_POSITIONS", 0)
@@ -148,6 +149,7 @@ PAIRS = [(method, name) for method in METHODS for name in METHODS[method][1]]
     ("method", "name"),
     [pytest.param(*pair, marks=[pytest.mark.slow] if index % 4 else []) for index, pair in enumerate(PAIRS)],
 )
+@pytest.mark.slow
 def test_noise_in_layers(method: str, name: str):
     network, x = _network(name)
     _assert_same(convert(network, METHODS[method][0]), x)

@@ -40,6 +40,7 @@ def epistemic(posterior: bayesify.Posterior) -> float:
 
 
 @pytest.mark.parametrize("name", NEEDY)
+@pytest.mark.slow
 def test_a_posterior_that_never_learned_says_so_once(name):
     posterior = bayesify.convert(network(), NEEDY[name])
     assert "bayesify.fit(posterior, loader)" in posterior.learned

@@ -133,6 +133,7 @@ def test_a_suspended_generator_keeps_no_other_thread_waiting(posterior, part):
 
 
 @pytest.mark.parametrize("end", ["close", "collect"])
+@pytest.mark.slow
 def test_a_generator_that_another_thread_ends_leaves_nothing(posterior, part, end):
     read, enter, _, outside = part
     generator = [suspended(enter)]
@@ -166,6 +167,7 @@ METHODS = {
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # that a posterior has learned nothing
 @pytest.mark.parametrize("name", METHODS)
+@pytest.mark.slow
 def test_eight_threads_give_what_one_gives(name):
     torch.manual_seed(0)
     random = nn.Dropout(0.5) if name == "dropout" else nn.Identity()  # torch's own is random in training mode

@@ -69,6 +69,7 @@ def covariance(snapshots, rank, scale):
 
 
 @pytest.mark.parametrize(("rank", "scale", "steps"), [(0, 1.0, 6), (3, 1.0, 6), (3, 0.5, 9), (20, 1.0, 6)])
+@pytest.mark.slow
 def test_draws_have_the_covariance_of_the_paper(rank, scale, steps):
     """Whitened, 2,000 draws must have the identity as covariance.
 

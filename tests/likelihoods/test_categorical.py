@@ -99,6 +99,7 @@ def test_nothing_but_ignored_labels_is_a_loss_of_zero_with_gradients():
     scale=st.sampled_from([0.01, 1.0, 30.0]),
     seed=st.integers(0, 1000),
 )
+@pytest.mark.slow
 def test_draws_in_any_groups_are_what_all_of_them_are_together(groups, rows, classes, scale, seed):
     generator = torch.Generator().manual_seed(seed)
     logits = scale * torch.randn(sum(groups), rows, classes, dtype=F64, generator=generator)
@@ -195,6 +196,7 @@ def monte_carlo(mean, variance, generator, draws=100_000):
 
 
 @pytest.mark.parametrize(("classes", "spread"), [(2, 1.0), (3, 1.0), (5, 0.3)])
+@pytest.mark.slow
 def test_gaussian_logits_have_the_probabilities_of_draws(classes, spread):
     mean, variance, generator = moments(classes, spread)
     truth = monte_carlo(mean, variance, generator)

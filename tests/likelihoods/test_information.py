@@ -70,6 +70,7 @@ def agree(found, truth):
 
 @pytest.mark.parametrize("kind", ["independent", "covariance", "common"])
 @pytest.mark.parametrize("classes", [2, 3, 10, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_classes_are_as_uncertain_as_draws_say(classes, kind):
     """The epistemic part of equal means was 0, and that of a confident one too large; the variation ratio was 0."""
     mean, spread = gaussians(classes, kind)
@@ -82,6 +83,7 @@ def test_classes_are_as_uncertain_as_draws_say(classes, kind):
     agree(found, drawn(Categorical(), mean, root))
 
 
+@pytest.mark.slow
 def test_yes_or_no_is_as_uncertain_as_draws_say():
     mean = torch.linspace(-8, 7, 25).repeat(5)[:, None]
     variance = torch.tensor(STDS).repeat_interleave(25)[:, None] ** 2

@@ -54,6 +54,7 @@ def test_chains_are_those_of_sgld(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("online", [False, True])
+@pytest.mark.slow
 def test_only_the_generator_is_left(online: bool, tmp_path: Path):
     network, data = problem()
     posterior = bayesify.convert(network, APD(online=online, thin=1, round_samples=3, **QUICK))
@@ -142,6 +143,7 @@ def test_the_online_game_is_standardised_and_folded_back():
 
 @pytest.mark.parametrize("online", [False, True])
 @pytest.mark.parametrize("at", [1, 9, 16])
+@pytest.mark.slow
 def test_a_killed_run_goes_on(online: bool, at: int, tmp_path: Path):
     network, data = problem(batch_norm=True)
     method = APD(online=online, chains=2, thin=1, round_samples=3, restart=online, start="perturbed", **QUICK)
@@ -170,6 +172,7 @@ def test_a_killed_run_goes_on(online: bool, at: int, tmp_path: Path):
 # The data say enough of every weight, so that the prior's relaxation time does not matter.
 @pytest.mark.filterwarnings("ignore:The burn-in")
 @pytest.mark.parametrize("online", [False, True])
+@pytest.mark.slow
 def test_the_generator_learns_where_the_posterior_is(online: bool):
     """A linear model: draws are around the exact mean, with a spread of its order; the start was far away."""
     generator = torch.Generator().manual_seed(1)

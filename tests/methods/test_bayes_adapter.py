@@ -71,6 +71,7 @@ def test_frozen_statistics_train_what_predicts(noise: str):
 
 @pytest.mark.parametrize("prior", ["zero", "pretrained"])
 @pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.slow
 def test_both_forms_take_the_same_steps_of_sgd(prior: str, accumulate: int):
     states = []
     for form in ("autograd", "built-in"):
@@ -205,6 +206,7 @@ def test_the_built_in_form_leaves_constants_alone():
 
 
 @pytest.mark.parametrize("noise", ["local", "exemplar", "flipout"])
+@pytest.mark.slow
 def test_bayesian_linear_regression_has_the_analytic_mean_field_posterior(noise: str):
     """For y = x w + e the best diagonal Gaussian has the exact mean, and the variances 1 / diag(precision)."""
     torch.manual_seed(0)

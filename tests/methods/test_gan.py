@@ -171,6 +171,7 @@ def test_the_critics_gradient_is_its_losss(kind: str):
 
 
 @pytest.mark.parametrize(("kind", "steps"), [("wgan-gp", 400), ("gan", 400)])
+@pytest.mark.slow
 def test_a_generator_finds_two_modes(kind: str, steps: int):
     """Half of the samples at -1, half at 1; a Gaussian fitted to them would put a third of its mass between."""
     torch.manual_seed(0)

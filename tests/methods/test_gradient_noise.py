@@ -105,6 +105,7 @@ def method(**settings) -> SGLD:
 @pytest.mark.parametrize(
     "settings", [{"lr": 0.2}, {"lr": 0.01}, {"kind": "sghmc", "lr": 0.05, "friction": 0.3}, {"kind": "psgld"}]
 )
+@pytest.mark.slow
 def test_the_measured_share_is_that_of_the_examples_gradients(settings: dict):
     chains = Chains(method(**settings), adapt=10)
     for _ in range(4 * EVERY + 1):
@@ -130,6 +131,7 @@ def test_accumulated_minibatches_have_the_noise_of_the_whole():
     assert parts.meter.shares.item() == pytest.approx(whole.meter.shares.item(), rel=0.1)
 
 
+@pytest.mark.slow
 def test_full_batches_have_no_noise_however_the_chain_moves():
     chains = Chains(method(lr=0.2), batch=N)
     for _ in range(2 * EVERY + 1):
@@ -172,6 +174,7 @@ def test_standard_deviations_with_and_without_the_correction(lr, correction, rep
     assert low < found / discretised(lr) < high
 
 
+@pytest.mark.slow
 def test_psgld_at_its_default_step_samples_a_known_posterior():
     """In steps of .2, the default of sgld, standard deviations are 3.1 times too large."""
     chains = Chains(method(kind="psgld"), adapt=60)
@@ -211,6 +214,7 @@ def fitted(epochs: int = 40, batch: int = B, **settings) -> tuple[bayesify.Poste
     return posterior, [str(one.message) for one in found if "gradients" in str(one.message)]
 
 
+@pytest.mark.slow
 def test_fit_warns_of_gradient_noise_with_its_figure_and_the_step_that_would_do():
     posterior, (words,) = fitted(samples_per_chain=8)
     share = posterior.law.gradient_noise.item()
@@ -231,6 +235,7 @@ def test_fit_warns_of_gradient_noise_with_its_figure_and_the_step_that_would_do(
         {"epochs": 10},  # a trial
     ],
 )
+@pytest.mark.slow
 def test_fit_says_nothing_where_there_is_nothing_to_say(settings: dict):
     posterior, words = fitted(samples_per_chain=8, **settings)
     assert not words
@@ -238,6 +243,7 @@ def test_fit_says_nothing_where_there_is_nothing_to_say(settings: dict):
         assert posterior.law.gradient_noise.item() == 0
 
 
+@pytest.mark.slow
 def test_noise_that_cannot_be_taken_off_is_said():
     _, (words,) = fitted(samples_per_chain=8, correction="shuffled", lr=0.3)
     assert "cannot be taken off" in words
@@ -268,6 +274,7 @@ def test_apd_warns_too():
 
 
 @pytest.mark.parametrize("together", [True, False])
+@pytest.mark.slow
 def test_chains_have_shares_of_their_own(together: bool):
     posterior, (_,) = fitted(samples_per_chain=8, chains=2, together=together)
     one, two = posterior.law.gradient_noise.tolist()
@@ -277,6 +284,7 @@ def test_chains_have_shares_of_their_own(together: bool):
     assert bayesify.join_banks([posterior, posterior]).law.gradient_noise.tolist() == [one, two] * 2
 
 
+@pytest.mark.slow
 def test_diagnose_shows_the_share():
     pytest.importorskip("arviz")
     posterior, _ = fitted(samples_per_chain=8)
@@ -301,6 +309,7 @@ def test_states_of_before_the_measurement_load():
 
 
 @pytest.mark.parametrize("together", [True, False])
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_its_correction(together: bool, tmp_path: Path):
     settings = {
         "samples_per_chain": 4,

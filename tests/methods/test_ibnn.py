@@ -87,6 +87,7 @@ def test_ood_inputs_add_a_term_and_change_no_statistics():
         torch.testing.assert_close(buffer, alone.network.get_buffer(name), rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_the_estimated_divergence_agrees_with_its_bounds():
     posterior = bayesify.convert(network(), dataclasses.replace(METHOD, kl="mc"))
     draws = torch.stack([posterior.loss(batch(), num_data=1)["kl"].detach() for _ in range(400)])
@@ -233,6 +234,7 @@ def test_the_table_says_why():
 # -- what comes out -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_fitted_mixture_fits_and_is_unsure_away_from_data():
     """y = x^3 on [-1, 1]: the fit is good there, and the spread of functions larger outside than inside."""
     torch.manual_seed(0)
@@ -249,6 +251,7 @@ def test_a_fitted_mixture_fits_and_is_unsure_away_from_data():
     assert outside.epistemic.min() > 4 * inside.epistemic.mean()
 
 
+@pytest.mark.slow
 def test_the_default_start_does_not_wreck_a_network_with_batch_normalisation():
     """Before any step: draws of the default start keep the accuracy, draws of the paper's start do not."""
     data = demo.read_data(seed=0, num_train=200)

@@ -137,6 +137,7 @@ def test_linear_regressions_have_their_analytic_mean_field_posteriors():
 
 
 @pytest.mark.parametrize(("settings", "ess"), [({"temperature": 0.25}, 4 * N), ({"ess": 7.0}, 7), ({}, N)])
+@pytest.mark.slow
 def test_variances_go_to_one_over_the_curvature_and_the_sample_size(settings: dict, ess: float):
     """With a loss of curvature c in each weight sigma^2 goes to 1/(lambda (c + delta)), on average."""
     curvature = 1 / 500  # the loss is a mean over outputs

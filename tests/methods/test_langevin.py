@@ -134,6 +134,7 @@ MEAN = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.1])
+@pytest.mark.slow
 def test_sgld_on_a_gaussian(temperature: float):
     lr = 0.1
     draws, _ = run(
@@ -147,6 +148,7 @@ def test_sgld_on_a_gaussian(temperature: float):
     assert (stationary - exact).norm() < 0.06 * exact.norm()
 
 
+@pytest.mark.slow
 def test_sghmc_on_a_gaussian():
     lr, friction = 0.02, 0.1
     draws, _ = run(
@@ -164,6 +166,7 @@ def test_sghmc_on_a_gaussian():
     assert (stationary - exact).norm() < 0.03 * exact.norm()
 
 
+@pytest.mark.slow
 def test_psgld_on_a_gaussian():
     lr, curvature = 0.05, torch.tensor([4.0, 1.0, 0.25], dtype=torch.float64)
     torch.manual_seed(0)

@@ -42,6 +42,7 @@ def fitted(network, data, **options):
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.slow
 def test_both_extremes_on_one_small_network_are_told(structure):
     """On a network that was trained until nothing is left to learn, without and with validation data."""
     data = clusters(90, 0.3, seed=0)
@@ -55,6 +56,7 @@ def test_both_extremes_on_one_small_network_are_told(structure):
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.slow
 def test_a_network_with_something_left_to_learn_is_no_warning(structure):
     data = clusters(600, 1.6, seed=0)
     network = trained(data, 30)

@@ -183,6 +183,7 @@ def _loaders() -> tuple[DataLoader, DataLoader]:
     return DataLoader(data, 4, shuffle=True), DataLoader(ood, 4, shuffle=True)
 
 
+@pytest.mark.slow
 def test_fit_raises_uncertainty_on_ood_inputs():
     found = {}
     for regularised in (False, True):
@@ -196,6 +197,7 @@ def test_fit_raises_uncertainty_on_ood_inputs():
 
 
 @pytest.mark.parametrize("own_generator", [False, True])
+@pytest.mark.slow
 def test_a_broken_off_run_meets_the_same_ood_inputs(own_generator: bool, tmp_path: Path):
     def run(folder: Path, breaks: bool) -> dict[str, Tensor]:
         posterior = bayesify.convert(_network(), NOISY)

@@ -83,6 +83,7 @@ def test_a_binary_temperature_is_that_of_a_brute_force_search():
     before=st.sampled_from([0.1, 1.0, 3.0, 1e3]),  # the last is beyond what is searched
     seed=st.integers(0, 10_000),
 )
+@pytest.mark.slow
 def test_it_is_never_worse_than_before(draws, scale, before, seed):
     generator = torch.Generator().manual_seed(seed)
     logits = scale * torch.randn(draws, 12, 3, dtype=F64, generator=generator)

@@ -58,6 +58,7 @@ def look(posterior):
 
 @pytest.mark.parametrize("name", MALFORMED)
 @pytest.mark.parametrize("first", slow_but([True], [True, False]), ids=["first", "later"])
+@pytest.mark.slow
 def test_a_malformed_request_changes_nothing(posterior, name, first):
     good = copy.deepcopy(posterior)
     look(good)  # what is learned from the first prediction costs passes of its own

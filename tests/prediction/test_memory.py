@@ -76,6 +76,7 @@ POSTERIORS = {
 
 @pytest.mark.parametrize("kind", POSTERIORS)
 @pytest.mark.parametrize("folds", [True, False])
+@pytest.mark.slow
 def test_peak_does_not_grow_with_draws(kind, folds, monkeypatch):
     # Passes of 64 rows hold 8 draws of 8 examples, or, with room for one row, one draw.
     monkeypatch.setattr(layout, "CPU_ELEMENTS", 1)

@@ -269,6 +269,7 @@ def test_the_old_name_of_a_closed_form_is_for_a_last_layer_alone():
 # -- mixtures of laws -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_members_that_are_last_layers_have_their_closed_forms():
     """The mixture's moments are those of its parts, each in closed form, and close to those of draws."""
     posterior, x = made("laplace", "mlp")

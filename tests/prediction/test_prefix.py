@@ -63,6 +63,7 @@ POSTERIORS = {
 
 
 @pytest.mark.parametrize("kind", POSTERIORS)
+@pytest.mark.slow
 def test_the_prefix_runs_once_per_chunk(kind, arrangement):
     posterior = POSTERIORS[kind]()
     check(posterior)
@@ -205,6 +206,7 @@ def test_dropout(case, arrangement):
     [(case, "last") for case in CASES]
     + [(case, "b") for case in CASES if case not in (IgnoredReturn, CollectsInAList, ViewOfBatch)],  # which have no b
 )
+@pytest.mark.slow
 def test_random_weights(case, include):
     check(spread(convert(case(), SWAG(rank=3), include=include)))
     check(convert(case(), DeepEnsemble(members=4), include=include))

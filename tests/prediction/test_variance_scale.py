@@ -26,6 +26,7 @@ def nll(posterior, batches, scale, how):
 @pytest.mark.parametrize("how", [Streamlined(engine="moments"), "linearised"])
 @pytest.mark.parametrize("std", slow_but([0.3], [0.01, 0.3, 2.0]))
 @pytest.mark.parametrize("labels", slow_but(["right"], ["random", "right"]))
+@pytest.mark.slow
 def test_never_worse_than_one(how, std, labels):
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()

@@ -87,6 +87,7 @@ def saved(tmp_path):
 @pytest.mark.filterwarnings("ignore:This posterior has no uncertainty yet")
 @pytest.mark.parametrize("learned", slow_but([False], [False, True]), ids=["converted", "fitted"])
 @pytest.mark.parametrize("method", ALL_METHODS.values(), ids=ALL_METHODS)
+@pytest.mark.slow
 def test_every_method_comes_back_bit_for_bit(tmp_path, method, learned):
     plain = network()
     state = copy.deepcopy(plain.state_dict())

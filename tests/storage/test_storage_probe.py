@@ -71,6 +71,7 @@ def probe_of(folder):
 
 @pytest.mark.filterwarnings("ignore:The run")  # short runs
 @pytest.mark.parametrize("name", METHODS)
+@pytest.mark.slow
 def test_another_architecture_with_the_same_tensors_is_refused(tmp_path, name):
     posterior = learned(METHODS[name])
     bayesify.save(posterior, tmp_path)

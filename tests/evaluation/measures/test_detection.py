@@ -19,6 +19,7 @@ SCORES = st.lists(st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.75, 1.0]), min_size=1,
 
 @settings(max_examples=60, deadline=None)
 @given(inside=SCORES, outside=SCORES)
+@pytest.mark.slow
 def test_against_sklearn(inside: list[float], outside: list[float]) -> None:
     """All areas equal scikit-learn's, for either positive side."""
     scores = np.array(inside + outside)

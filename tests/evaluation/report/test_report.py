@@ -36,6 +36,7 @@ def page(tmp_path_factory):
     return Page(path.read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_every_section_is_there(page):
     sections = [values["id"] for tag, values in page.tags if tag == "section"]
     assert sections == ["comparison", "reliability", "histograms", "risk-coverage", "cost", "images", "conversion"]
@@ -74,6 +75,7 @@ def test_the_best_value_is_marked(page):
     assert marks == len(best) > 3
 
 
+@pytest.mark.slow
 def test_images_are_the_ranked_ones(tmp_path):
     evaluation = classification("noisy", noise=1.0)
     shades = torch.arange(80)[:, None, None, None].expand(80, 1, 4, 4) / 100
@@ -91,6 +93,7 @@ def test_images_are_the_ranked_ones(tmp_path):
     assert split in page.text
 
 
+@pytest.mark.slow
 def test_normalised_and_large_images_are_put_in_range(tmp_path):
     images = torch.linspace(-3, 5, 80)[:, None, None, None].expand(80, 1, 200, 100)
     text = write_report([classification()], tmp_path / "r.html", images=images).read_text(encoding="utf-8")
@@ -123,6 +126,7 @@ def test_without_ood_sets_and_costs_right_and_wrong_are_told_apart(tmp_path):
     assert "not recorded" in page.text
 
 
+@pytest.mark.slow
 def test_a_ood_set_keeps_its_look_where_others_are_missing(tmp_path):
     full = classification("full", noise=1.0)
     (ood,) = full.ood.values()

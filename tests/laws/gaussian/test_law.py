@@ -20,6 +20,7 @@ def _posterior(network: nn.Module, noise: str, log_std: float = -1.0) -> Posteri
 
 
 @pytest.mark.parametrize("noise", ["exemplar", "local", "flipout"])
+@pytest.mark.slow
 def test_outputs_of_a_linear_layer_are_gaussian_with_known_moments(noise: str):
     torch.manual_seed(0)
     network = nn.Linear(3, 2).double()
@@ -72,6 +73,7 @@ def _network() -> nn.Module:
     ).double()  # fmt: skip
 
 
+@pytest.mark.slow
 def test_gradients_of_all_kinds_have_one_mean():
     x, target = torch.randn(8, 2, 4, 4, dtype=torch.float64), torch.randn(8, 2, dtype=torch.float64)
     kinds = ("exemplar", "local", "flipout", "auto")
@@ -87,6 +89,7 @@ def test_gradients_of_all_kinds_have_one_mean():
         assert scores.abs().max() > 0.5  # the kinds are not the same numbers
 
 
+@pytest.mark.slow
 def test_gradients_of_a_shared_draw_have_the_same_mean_without_batch_statistics():
     x, target = torch.randn(8, 2, 4, 4, dtype=torch.float64), torch.randn(8, 2, dtype=torch.float64)
     moments = []
@@ -97,6 +100,7 @@ def test_gradients_of_a_shared_draw_have_the_same_mean_without_batch_statistics(
     assert ((one - other) / (error + variance + 1e-300).sqrt()).abs().max() < 5.5
 
 
+@pytest.mark.slow
 def test_the_variance_of_gradients_in_the_papers_toy():
     """One convolution 3 -> 16, uniform inputs and targets: one draw for all has about B times the variance."""
     torch.manual_seed(0)

@@ -34,6 +34,7 @@ def _pass(posterior: nn.Module, kind: str, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("noise", ["exemplar", "flipout", "shared"])
+@pytest.mark.slow
 def test_passes_of_any_two_kinds_share_a_graph(norm: str, noise: str):
     """Consistency losses and distillation to the mean take such; an update of running statistics must not count."""
     torch.manual_seed(0)

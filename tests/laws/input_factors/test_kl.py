@@ -75,6 +75,7 @@ def _integral(means: torch.Tensor, stds: torch.Tensor) -> torch.Tensor:
     return torch.trapezoid(log_q.exp() * (log_q - log_p), z[:, 0])
 
 
+@pytest.mark.slow
 def test_the_estimate_has_the_right_mean():
     means, stds = mixture(3, 1)
     exact = _integral(means, stds)
@@ -87,6 +88,7 @@ def test_the_estimate_has_the_right_mean():
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.slow
 def test_the_average_bounds_the_whole_networks_divergence_within_ln_k(seed):
     """A - ln K <= KL(q || p) <= A, by Monte Carlo over many nodes, and exactly for one."""
     means, stds = mixture(4, 30, seed)

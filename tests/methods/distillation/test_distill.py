@@ -38,6 +38,7 @@ X = torch.randn(20, 4)
 
 
 @pytest.mark.parametrize("how", ALL)
+@pytest.mark.slow
 def test_a_distilled_posterior_is_a_posterior(how: str, tmp_path: Path):
     posterior = distill(bank(), how, **QUICK)
     prediction = bayesify.predict(posterior, X, num_draws=6, seed=0)
@@ -151,6 +152,7 @@ def test_agreement_of_a_posterior_with_itself():
 
 
 @pytest.mark.parametrize("how", ALL)
+@pytest.mark.slow
 def test_batch_normalisation(how: str):
     torch.manual_seed(1)
     data = DataLoader(TensorDataset(torch.randn(16, 4), torch.arange(16) % 3), batch_size=8)

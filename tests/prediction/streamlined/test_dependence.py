@@ -91,6 +91,7 @@ def test_written_by_hand_is_as_in_one_piece(name, first_order):
 
 
 @pytest.mark.parametrize("name", [*BY_HAND, "x * x", "x + x^2"])
+@pytest.mark.slow
 def test_close_to_draws(name):
     """Means within .05 of a standard deviation of x and totals within 5 %, of which draws take 1 % for themselves."""
     function = (BY_HAND.get(name) or POLYNOMIALS[name])[0]

@@ -38,6 +38,7 @@ PAIRS = {
 
 
 @pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.slow
 def test_the_larger_of_two_is_exact(name):
     """Within six standard errors of the draws."""
     function, shape = PAIRS[name]
@@ -63,6 +64,7 @@ WINDOWS = {
 
 
 @pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.slow
 def test_the_largest_of_many_is_close(name):
     """The larger of two is not Gaussian: means within .05 standard deviations, variances within a quarter.
 
@@ -116,6 +118,7 @@ STRAIGHT = {
 
 
 @pytest.mark.parametrize("name", [*STRAIGHT, "maximum with a number"])
+@pytest.mark.slow
 def test_straight_pieces_are_exact(name):
     """Against a fine grid of the standard normal."""
     means = torch.tensor([-40.0, -4, -3, -1.2, -0.5, 0, 0.3, 0.6, 2.5, 5, 7, 40]).double()

@@ -27,6 +27,7 @@ def centred(outputs):
 
 
 @pytest.mark.parametrize("name", slow_but(["mlp"], ["mlp", "tokens", "conv1d", "conv3d", "time first", "transformer"]))
+@pytest.mark.slow
 def test_small_networks_against_draws(name):
     """Variances within a quarter of Monte Carlo's with 2000 draws, whose own error is 3 % of a variance."""
     torch.manual_seed(0)
