@@ -19,7 +19,7 @@ from bayesify.likelihoods import Likelihood
 from bayesify.methods import DeepEnsemble, Method, as_method, inherit
 from bayesify.selection import Conversion, ConversionRow, Patterns, Selection
 
-__all__ = ["Conversion", "ConversionRow", "Patterns", "Selection", "build", "convert", "ensemble"]
+__all__ = ["Conversion", "ConversionRow", "Patterns", "Selection", "build", "convert", "describe", "ensemble"]
 
 
 def convert(
@@ -185,10 +185,14 @@ def _differing(network: nn.Module, shared: nn.Module) -> dict[str, Tensor]:
     return found
 
 
+def describe(posterior: Posterior) -> dict[str, Any]:
+    """Return what a posterior can be built from again, for files: its method, or the configuration of a made law."""
+    if posterior.method is not None:
+        return posterior.method.to_dict()
+    return {"name": posterior.law.name, "version": 1, **posterior.law.config()}
+
+
 def _source(posterior: Posterior) -> dict[str, Any]:
     """Return what a member's law can be built from again, for files."""
-    if posterior.method is not None:
-        made = posterior.method.to_dict()
-    else:
-        made = {"name": posterior.law.name, "version": 1, **posterior.law.config()}
-    return {"law": made, "converted": list(posterior.conversion.converted) if posterior.conversion else []}
+    converted = posterior.conversion.converted if posterior.conversion else ()
+    return {"law": describe(posterior), "converted": list(converted)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["generators", "global_generators_kept", "random_state", "restore_random_state", "seed_all"]
+__all__ = ["generators", "global_generators_kept", "random_state", "restore_random_state", "seed_part"]
 
 Loader = Iterable[Any] | None
 
@@ -34,11 +35,21 @@ def generators(*loaders: Loader) -> list[torch.Generator]:
     return list(found.values())
 
 
-def seed_all(number: int) -> None:
-    """Seed the global generators of torch, Python and NumPy."""
+def seed_part(seed: int, stage: int, epoch: int, rank: int) -> int:
+    """Seed the global generators of torch, Python and NumPy for a part of a run, and return the number they got.
+
+    Args:
+        seed: Of the run.
+        stage: Which stage; -1 for measurements, which belong to none.
+        epoch: Which epoch of it; -1 for what comes before the first.
+        rank: Of the process; 0 for what is the same in all.
+    """
+    text = f"{seed}/{stage}/{epoch}/{rank}".encode()
+    number = int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big")
     torch.manual_seed(number)
     random.seed(number)
     np.random.seed(number)
+    return number
 
 
 def random_state(*loaders: Loader) -> dict[str, Any]:

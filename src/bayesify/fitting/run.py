@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -17,7 +16,7 @@ from bayesify._core.progress import bar
 from bayesify._core.trees import inputs_of, to_device
 from bayesify.fitting.backend import Engine
 from bayesify.fitting.checkpoint import ANEW, Checkpoint, Progress, Saved
-from bayesify.fitting.health import Measured, check_finite, measure, validation_nll, warn_if_less_likely, warn_if_worse
+from bayesify.fitting.health import check_finite
 from bayesify.fitting.history import EpochRecord, History
 from bayesify.fitting.identity import (
     describe_data,
@@ -28,9 +27,10 @@ from bayesify.fitting.identity import (
     state_tensors,
 )
 from bayesify.fitting.log import Log, open_log
-from bayesify.fitting.network_probe import make_probe, probe_difference
+from bayesify.fitting.measurements import Measurements
+from bayesify.fitting.network_probe import probe_difference
 from bayesify.fitting.paired import Paired
-from bayesify.fitting.random_state import generators, random_state, restore_random_state, seed_all
+from bayesify.fitting.random_state import random_state, restore_random_state, seed_part
 from bayesify.laws import LossTerms, Posterior
 from bayesify.methods import OODRegularizer, Stage, Survey
 
@@ -73,10 +73,17 @@ class Run:
         self.sums: dict[str, Any] = {}
         self.epoch_random: dict[str, Any] = {}  # decides the order of the data in the present epoch
         self.log = Log()
-        self.before: Measured | None = None
         self.batches = self.steps_per_epoch = 0
         self.probe: dict[str, Any] | None = None
         self.checkpoint = Checkpoint(self.checkpoint_folder)
+        self.measurements = Measurements(
+            posterior=self.posterior,
+            loader=self.loader,
+            val_loader=self.val_loader,
+            epochs=self.epochs,
+            engine=self.engine,
+            seed=self.seed,
+        )
 
     # -- the run --------------------------------------------------------------------------------------------
 
@@ -92,7 +99,9 @@ class Run:
             survey.begin(self.val_loader)
         stages = self.method.stages(self.posterior)
         if saved is None:
-            self._measure_before()
+            self.measurements.before(self.history)
+            if self.checkpoint.folder is not None:
+                self.probe = self.measurements.probe()
         else:
             names = [*(stage.name for stage in stages), "survey"]
             self.history.resumed_from = (names[self.progress.stage], self.progress.epoch)
@@ -104,7 +113,7 @@ class Run:
             if survey is not None:
                 self._survey(survey, len(stages), saved)
             if self.epochs or survey is not None:
-                self._measure_after(accuracy_tolerance)
+                self.measurements.after(self.history, survey, accuracy_tolerance)
             self.progress.done = True
             self._save(None, None)
         finally:
@@ -120,10 +129,7 @@ class Run:
         known = None if saved is None else _STARTS.get(posterior, {}).get(folder)
         start = known or describe_start(posterior)
         settings = {
-            **{
-                name: getattr(self, name)
-                for name in ("epochs", "patience", "seed", "num_data", "accumulate", "clip_norm")
-            },
+            **{name: getattr(self, name) for name in COMPARED},
             "method": self.method.to_dict(),
             "likelihood": describe_likelihood(posterior.likelihood),
             "precision": None if self.engine.dtype is None else str(self.engine.dtype),
@@ -225,7 +231,7 @@ class Run:
                 break
             self._epoch(stage, loader, optimizer, schedule, saved if state.step else None)
             saved = None
-            val_nll = self._validate()
+            val_nll = self.measurements.during()
             if val_nll is not None and (state.best_nll is None or val_nll < state.best_nll):
                 state.best_nll, state.best_epoch = val_nll, state.epoch
                 if self.patience is not None:
@@ -339,33 +345,8 @@ class Run:
 
     # -- around the epochs ----------------------------------------------------------------------------------
 
-    def _seed(self, stage: int, epoch: int, *, shared: bool = False) -> int:
-        """Start the global generators anew, by seed, stage and epoch, and by process unless it is shared."""
-        text = f"{self.seed}/{stage}/{epoch}/{0 if shared else self.engine.rank}".encode()
-        number = int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big")
-        seed_all(number)
-        return number
-
-    @contextmanager
-    def _measuring(self) -> Iterator[None]:
-        """Look at the posterior without a trace: the same order and noise each time and in every process."""
-        loaders = (self.loader, self.val_loader)
-        before = random_state(*loaders)
-        number = self._seed(-1, -1, shared=True)
-        for own in generators(*loaders):
-            own.manual_seed(number)
-        self.posterior.eval()
-        try:
-            yield
-        finally:
-            restore_random_state(before, *loaders)
-
-    def _validate(self) -> float | None:
-        if self.val_loader is None:
-            return None
-        with self._measuring():
-            num_draws = min(4, self.posterior.default_draws)
-            return validation_nll(self.posterior, self.val_loader, self.engine, num_draws)
+    def _seed(self, stage: int, epoch: int, *, shared: bool = False) -> None:
+        seed_part(self.seed, stage, epoch, 0 if shared else self.engine.rank)
 
     def _record(self, stage: Stage, optimizer: Optimizer, val_nll: float | None) -> None:
         state = self.progress
@@ -377,42 +358,6 @@ class Run:
         scalars = {f"{stage.name}/{name}": value for name, value in means.items()}
         self.log.add({**scalars, f"{stage.name}/val_nll": val_nll, f"{stage.name}/lr": lr}, state.epoch)
         state.step = 0
-
-    def _measure_before(self) -> None:
-        first: list[Any] = []
-        with self._measuring():
-            sample = _keep_first(self._sample, first)
-            self.before = measure(self.posterior, sample, original=True, max_batches=self._sample_size)
-            if self.checkpoint.folder is not None and first:
-                self.probe = make_probe(self.posterior, first[0])
-        self.history.accuracy_before = None if self.before is None else self.before.accuracy
-
-    def _measure_after(self, tolerance: float) -> None:
-        survey = self.method.survey(self.posterior, self.num_data)
-        if self.history.accuracy_before is None and (self.before is None or survey is None):
-            return
-        with self._measuring():
-            now = measure(self.posterior, self._sample, original=False, max_batches=self._sample_size)
-        if now is None:
-            return
-        advice = self.method.if_worse
-        if now.accuracy is not None and self.history.accuracy_before is not None:
-            self.history.accuracy_after = now.accuracy
-            warn_if_worse(self.history.accuracy_before, now, self.before, tolerance, advice)
-        if survey is not None and not self.epochs and self.before is not None:  # the mean is the original network
-            held_out = self.val_loader is not None
-            where, least = ("validation", 0.01) if held_out else ("training", survey.tolerated_rise())
-            warn_if_less_likely(self.before, now, where, least=least, advice=advice)
-
-    @property
-    def _sample(self) -> Iterable[Any]:
-        return self.loader if self.val_loader is None else self.val_loader
-
-    @property
-    def _sample_size(self) -> int | None:
-        if self.val_loader is not None:
-            return None
-        return 20 if self.epochs else 4  # a single pass over the data should not be the smaller part of the work
 
     def _save(self, optimizer: Optimizer | None, schedule: Any) -> None:
         if self.checkpoint.folder is None:
@@ -434,11 +379,3 @@ class Run:
 def _plain(state: dict[str, Any]) -> dict[str, Any]:
     """Leave out a schedule's functions, which the method makes anew."""
     return {key: value for key, value in state.items() if key != "lr_lambdas"} | {"lr_lambdas": [None]}
-
-
-def _keep_first(loader: Iterable[Any], first: list[Any]) -> Iterator[Any]:
-    """Give the batches of a loader, and put the first into a list."""
-    for batch in loader:
-        if not first:
-            first.append(batch)
-        yield batch

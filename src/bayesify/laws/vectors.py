@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -120,7 +120,7 @@ class GeneratorLaw(VectorLaw):
         *,
         names: Sequence[str],
         latent: int,
-        hidden: tuple[int, ...],
+        hidden: Sequence[int],
         num_bn_draws: int,
         residual: bool = False,
         algorithm: str = "wgan-gp",
@@ -150,20 +150,6 @@ class GeneratorLaw(VectorLaw):
             "names": list(self.names),
             "source": self.source,
         }
-
-    @classmethod
-    def build(cls, network: nn.Module, config: Mapping[str, Any]) -> GeneratorLaw:
-        """Make a generator that returns the network's own weights."""
-        return cls(
-            network,
-            names=config["names"],
-            latent=config["latent"],
-            hidden=tuple(config["hidden"]),
-            num_bn_draws=config["num_bn_draws"],
-            residual=config["residual"],
-            algorithm=config["algorithm"],
-            source=config["source"],
-        )
 
     @property
     def learned(self) -> Any:
@@ -242,17 +228,6 @@ class GaussianMixtureLaw(VectorLaw):
             "names": list(self.names),
             "source": self.source,
         }
-
-    @classmethod
-    def build(cls, network: nn.Module, config: Mapping[str, Any]) -> GaussianMixtureLaw:
-        """Make a mixture at the network's own weights."""
-        return cls(
-            network,
-            names=config["names"],
-            components=config["components"],
-            num_bn_draws=config["num_bn_draws"],
-            source=config["source"],
-        )
 
     @torch.no_grad()
     def sample(self, key: Key) -> Tensor:
