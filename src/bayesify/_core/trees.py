@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 __all__ = [
     "TARGET_KEYS",
+    "arguments_of",
     "batch_rows",
     "call",
     "first_tensor",
@@ -189,11 +190,21 @@ def _skeleton(tree: Any) -> Any:
 
 def call(module: nn.Module | Callable[..., Any], inputs: Any) -> Any:
     """Call a network on inputs: `f(x)`, `f(*xs)` for a tuple, `f(**xs)` for a mapping."""
+    args, kwargs = arguments_of(inputs)
+    return module(*args, **kwargs)
+
+
+def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return inputs of any structure as the arguments of a network's forward.
+
+    >>> arguments_of({"x": 1}), arguments_of([1, 2]), arguments_of(1)
+    (((), {'x': 1}), ((1, 2), {}), ((1,), {}))
+    """
     if isinstance(inputs, Mapping):
-        return module(**inputs)
+        return (), dict(inputs)
     if isinstance(inputs, list | tuple):
-        return module(*inputs)
-    return module(inputs)
+        return tuple(inputs), {}
+    return (inputs,), {}
 
 
 def output_tensor(output: Any, key: str | int | None = None) -> Tensor:

@@ -22,7 +22,7 @@ from bayesify.fitting.random_state import global_generators_kept
 from bayesify.fitting.run import Run
 from bayesify.laws import Posterior, require_posterior
 from bayesify.likelihoods import Likelihood
-from bayesify.methods import OODRegularizer
+from bayesify.methods import Method, OODRegularizer
 
 __all__ = ["EpochRecord", "History", "NonFiniteError", "fit"]
 
@@ -96,7 +96,7 @@ def fit(
     """
     require_posterior(posterior)
     method = posterior.require_method()
-    _refuse(unknown, posterior)
+    _refuse(unknown, method)
     loader = as_loader(loader, "fit")
     if isinstance(optimizer, Optimizer):
         raise TypeError(
@@ -141,8 +141,7 @@ def fit(
         return run.all_stages(accuracy_tolerance)
 
 
-def _refuse(unknown: Mapping[str, Any], posterior: Posterior) -> None:
-    method = posterior.require_method()
+def _refuse(unknown: Mapping[str, Any], method: Method) -> None:
     for name, value in unknown.items():
         if name in {field.name for field in dataclasses.fields(method)}:
             raise TypeError(

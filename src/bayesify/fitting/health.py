@@ -83,11 +83,12 @@ def _chains_finite(posterior: Posterior, inputs: Any) -> bool:
 @torch.no_grad()
 def validation_nll(posterior: Posterior, loader: Iterable[Any], engine: Engine, num_draws: int) -> float:
     """Return -mean ln (1/S) sum_s p(y | x, pass s) over a loader."""
+    method = posterior.require_method()
     total = count = torch.zeros((), dtype=torch.float64)
     for batch in loader:
         inputs, targets = posterior.split_batch(to_device(batch, engine.device))
         with engine.autocast():
-            outputs = [posterior.require_method().outputs(posterior, inputs) for _ in range(num_draws)]
+            outputs = [method.outputs(posterior, inputs) for _ in range(num_draws)]
         log_prob = posterior.likelihood.mixture_log_prob(outputs, targets)
         part, number = posterior.likelihood.total_nll(log_prob, targets)
         total, count = total + part, count + number

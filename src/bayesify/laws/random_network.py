@@ -16,7 +16,7 @@ from bayesify._core.inputs import in_network_type
 from bayesify._core.modes import evaluation_mode
 from bayesify._core.random import Key
 from bayesify._core.seen import InputsSeen
-from bayesify._core.trees import batch_rows, call, repeat_rows
+from bayesify._core.trees import arguments_of, batch_rows, repeat_rows
 from bayesify.laws.law import Component, Law
 from bayesify.laws.norm_statistics import statistics_apart, statistics_kept, tracking_norms
 from bayesify.laws.passes import Pass, Patch, Refusal, ShapeError
@@ -29,7 +29,7 @@ from bayesify.laws.trace import Trace, signature, trace_network
 from bayesify.laws.vectorised import vectorised_pass
 from bayesify.likelihoods import Likelihood
 
-__all__ = ["RandomNetwork", "arguments_of", "rows_of"]
+__all__ = ["RandomNetwork", "rows_of"]
 
 
 class RandomNetwork(nn.Module):
@@ -250,7 +250,7 @@ class RandomNetwork(nn.Module):
         if stacks and law.together(None) == "stack":
             return self._stacked(inputs, keys, rows)
         args, kwargs = arguments_of(inputs)
-        p = Pass("draw", tuple(keys), rows=rows, folded=tiled)
+        p = Pass("draw", tuple(keys), rows=rows, folded=tiled, noise=self.runtime.noise)
         if (tiled or prefix is not None) and "draw" in law.traced:
             with self.runtime.modes.lock:
                 p.trace = self._trace(signature((args, kwargs)), (args, kwargs))
@@ -258,7 +258,6 @@ class RandomNetwork(nn.Module):
             args, kwargs = repeat_rows((args, kwargs), draws)
         patch = None
         if prefix is not None:
-            p.noise = self.runtime.noise
             made = self.patch(p)
             patch = replace(made, forwards=prefix.forwards(made.forwards))
         output = self.read(self.run(p, args, kwargs, patch))
@@ -304,12 +303,6 @@ class RandomNetwork(nn.Module):
     def read(self, output: Any) -> Tensor:
         """Find the tensor of logits or means in the network's output."""
         return self.likelihood.read(output, self.output_key)
-
-
-def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return inputs of any structure as the arguments of the network's forward."""
-    found: tuple[tuple[Any, ...], dict[str, Any]] = call(lambda *args, **kwargs: (args, kwargs), inputs)
-    return found
 
 
 def rows_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
