@@ -44,7 +44,7 @@ from bayesify.methods import (
     sample_bank,
 )
 from bayesify.methods.distillation import distill
-from bayesify.prediction import Linearised, Mean, Sampling, Streamlined, capabilities, predict
+from bayesify.prediction import Linearised, Mean, Sampling, Streamlined, View, Views, capabilities, predict
 from bayesify.prediction.calibration import calibrate
 from bayesify.prediction.exporting import export
 from bayesify.storage import load, save
@@ -89,6 +89,8 @@ __all__ = [
     "RegressionPrediction",
     "Sampling",
     "Streamlined",
+    "View",
+    "Views",
     "calibrate",
     "capabilities",
     "check",

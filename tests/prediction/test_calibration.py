@@ -50,7 +50,7 @@ def test_the_temperature_is_that_of_a_brute_force_search(method, scale):
     with torch.no_grad():
         logits = torch.stack([posterior.evaluate(x, [key])[0] for key in posterior.keys(6, 3)])
     y = labels_for(logits)
-    bayesify.calibrate(posterior, loader(x, y), num_draws=6, seed=3)
+    bayesify.calibrate(posterior, loader(x, y), pooling="probs", temperatures="one", num_draws=6, seed=3)
     draws = logits.numpy()
     best = optimize.minimize_scalar(
         lambda t: mixture_nll(draws, y.numpy(), math.exp(t)), bounds=(-4, 4), method="bounded", options={"xatol": 1e-9}
@@ -70,7 +70,7 @@ def test_a_binary_temperature_is_that_of_a_brute_force_search():
         draws = torch.stack([posterior.evaluate(x, [key])[0, :, 0] for key in posterior.keys(5, 0)])
     pairs = torch.stack([torch.zeros_like(draws), draws], -1)
     y = labels_for(pairs).double()
-    bayesify.calibrate(posterior, loader(x, y), num_draws=5)
+    bayesify.calibrate(posterior, loader(x, y), pooling="probs", num_draws=5)
     best = optimize.minimize_scalar(
         lambda t: mixture_nll(pairs.numpy(), y.long().numpy(), math.exp(t)), bounds=(-4, 4), method="bounded"
     )

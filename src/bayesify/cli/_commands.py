@@ -23,8 +23,7 @@ from bayesify.cli._output import JobError, Output, UsageError, aligned
 from bayesify.conversion import convert
 from bayesify.likelihoods.prediction import Prediction
 from bayesify.methods import MAP, Method, list_methods, source_of
-from bayesify.prediction import predict
-from bayesify.prediction.calibration import calibrate
+from bayesify.prediction import as_views, predict
 
 __all__ = ["COMMANDS", "Compare", "Demo", "Evaluate", "Fit", "Methods", "Predict", "Report"]
 
@@ -129,7 +128,9 @@ class Fit(LearningJob):
         before = evaluate_posterior(task, plain, "before")[0].metrics
         posterior, seconds = fit_method(task, method)
         if calibrates:
-            calibrate(posterior, task.test, num_draws=self.prediction.num_draws, seed=task.seed)
+            task.calibrate(posterior, task.test)
+        if self.prediction.views is not None:
+            posterior.views = as_views(self.prediction.views)
         found = evaluate_posterior(task, posterior, "after")[0]
         after = found.metrics
         storage.save(posterior, self.out)
@@ -204,7 +205,7 @@ class Predict(LearningJob):
             raise UsageError(f"--out {self.out}: the name must end in .csv or .jsonl")
         task, (posterior, _) = self.one_posterior(self.posterior, self.data.split)
         if task.calibrates and task.val is not None:
-            calibrate(posterior, task.val, num_draws=self.prediction.num_draws, seed=task.seed)
+            task.calibrate(posterior, task.val)
         rows = _rows(predict(posterior, task.test, seed=task.seed, progress=task.progress, **task.predicting))
         if self.out is None:
             return Output(_csv(rows), {"predictions": rows})

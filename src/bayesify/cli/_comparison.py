@@ -62,6 +62,11 @@ class Task:
     seed: int = 0
     progress: bool = False
 
+    def calibrate(self, posterior: Posterior, loader: DataLoader[Any]) -> None:
+        """Calibrate a posterior for the predictions that are made here."""
+        options: dict[str, Any] = {name: self.predicting.get(name) for name in ("num_draws", "views")}
+        calibrate(posterior, loader, seed=self.seed, **options)
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -167,7 +172,7 @@ def evaluate_posterior(task: Task, posterior: Posterior, name: str, cost: Cost |
 
     rows = [row(name)]
     if task.calibrates and task.val is not None:
-        calibrate(posterior, task.val, num_draws=task.predicting.get("num_draws"), seed=task.seed)
+        task.calibrate(posterior, task.val)
         how = "temperature" if hasattr(posterior.likelihood, "temperature") else "variance scale"
         rows.append(row(f"{name} + {how}"))
     return rows

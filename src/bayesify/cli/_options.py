@@ -19,7 +19,7 @@ from bayesify.cli._data import load_split, make_loader, ood_sets
 from bayesify.cli._network import load_network
 from bayesify.cli._output import JobError, Output, UsageError
 from bayesify.methods import Method
-from bayesify.prediction import PREDICTORS
+from bayesify.prediction import PREDICTORS, as_views
 
 __all__ = [
     "Command",
@@ -171,17 +171,26 @@ class PredictionOptions:
 
     Attributes:
         num_draws: How many draws; None takes the posterior's own number.
+        views: What of the images the network sees, as identity,mirror; shift(2,0) is two pixels down. None takes the
+            posterior's own.
         seed: Of everything random.
     """
 
     num_draws: Annotated[int | None, arg(metavar="N")] = None
     how: Annotated[str, arg(metavar="NAME", help=f"One of {', '.join(PREDICTORS)}.")] = "sampling"
+    views: Annotated[str | None, arg(metavar="NAMES")] = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         """Check the settings."""
         if self.num_draws is not None and self.num_draws < 1:
             raise ValueError(f"--num-draws {self.num_draws} is less than 1.")
+        as_views(self.views)  # a wrong name should not wait for the data
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return them as arguments of `predict`."""
+        return {"num_draws": self.num_draws, "how": self.how, "views": self.views}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +235,7 @@ class Job(Command):
             ood={name: make_loader(found, data.batch_size) for name, found in ood.items()},
             likelihood=learning.likelihood,
             checkpoint=learning.checkpoint,
-            predicting={"num_draws": self.prediction.num_draws, "how": self.prediction.how},
+            predicting=self.prediction.options,
             score=getattr(self.prediction, "score", "total"),
             seed=self.prediction.seed,
             progress=not self.quiet,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -16,7 +16,7 @@ from bayesify._core.modes import evaluation_mode
 from bayesify._core.trees import inputs_of, to_device
 from bayesify.laws import Posterior, require_posterior
 from bayesify.likelihoods.prediction import Prediction
-from bayesify.prediction import Predictor, as_predictor, posterior_device, predict
+from bayesify.prediction import Predictor, Views, as_predictor, posterior_device, predict
 
 __all__ = ["Check", "check"]
 
@@ -75,6 +75,7 @@ def check(
     loader: Iterable[Any],
     *,
     how: str | Predictor = "streamlined",
+    views: Views | Sequence[Any] | str | None = None,
     num_draws: int = 200,
     max_batches: int | None = None,
     variance_scale: float | Mapping[str, float] = 1.0,
@@ -86,6 +87,7 @@ def check(
         posterior: The posterior.
         loader: Batches of inputs, or of (inputs, targets), which are then scored too.
         how: The predictor.
+        views: As in `predict`, for both.
         num_draws: How many draws Monte Carlo has.
         max_batches: How many batches to look at; None takes all.
         variance_scale: As in `predict`.
@@ -106,14 +108,15 @@ def check(
     for batch in islice(loader, max_batches):
         batch = to_device(batch, device)
         inputs = inputs_of(batch)
-        predict(posterior, inputs, how=predictor, variance_scale=variance_scale)
+        predict(posterior, inputs, how=predictor, views=views, variance_scale=variance_scale)
         began = time.perf_counter()
         with torch.no_grad(), evaluation_mode(posterior):
             posterior.reference(inputs)
         plain = time.perf_counter()
-        fast.append(predict(posterior, inputs, how=predictor, variance_scale=variance_scale))
+        fast.append(predict(posterior, inputs, how=predictor, views=views, variance_scale=variance_scale))
         done = time.perf_counter()
-        drawn = [predict(posterior, inputs, num_draws=num_draws // 2, seed=seed + half) for half in (0, 1)]
+        options: dict[str, Any] = {"views": views, "num_draws": num_draws // 2}
+        drawn = [predict(posterior, inputs, seed=seed + half, **options) for half in (0, 1)]
         end = time.perf_counter()
         for name, taken in zip(seconds, (plain - began, done - plain, end - done), strict=True):
             seconds[name] += taken

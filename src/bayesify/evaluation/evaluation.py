@@ -23,7 +23,7 @@ from bayesify.evaluation.comparison import FIT_UNITS, LEVEL, table
 from bayesify.laws import Posterior, require_posterior
 from bayesify.likelihoods.prediction import ClassificationPrediction, Prediction, RegressionPrediction
 from bayesify.methods import source_of
-from bayesify.prediction import How, posterior_device, predict
+from bayesify.prediction import How, Views, posterior_device, predict
 from bayesify.selection import Conversion
 
 __all__ = ["IGNORED", "Cost", "Evaluation", "evaluate", "measure_cost", "right_or_wrong", "table", "to_json"]
@@ -129,6 +129,7 @@ def evaluate(
     name: str | None = None,
     score: str = "total",
     how: How = "sampling",
+    views: Views | Sequence[Any] | str | None = None,
     progress: bool = False,
 ) -> Evaluation:
     """Predict a test set and OOD sets, and measure the predictions.
@@ -142,6 +143,7 @@ def evaluate(
         name: What tables call it; None takes the method's name.
         score: The uncertainty that finds OOD inputs: "total", or another of `prediction.scores`.
         how: How predictions are made, see `predict`.
+        views: What of the inputs the network sees, see `predict`.
         progress: Whether to show progress bars.
 
     Returns:
@@ -165,8 +167,8 @@ def evaluate(
         raise TypeError(f"ood maps names to sets, ood={{'photos': loader}}, but it is a {type(ood).__name__}.")
 
     def predicted(inputs: Any) -> Prediction:
-        options: dict[str, Any] = {"how": how, "num_draws": num_draws, "seed": seed, "progress": progress}
-        return predict(posterior, inputs, **options).cpu()
+        options: dict[str, Any] = {"how": how, "views": views, "num_draws": num_draws, "seed": seed}
+        return predict(posterior, inputs, progress=progress, **options).cpu()
 
     recorded = _Recorded(posterior, as_loader(loader, "evaluate"))
     prediction = predicted(recorded)
@@ -258,6 +260,7 @@ def measure_cost(
     *,
     num_draws: int | None = None,
     how: How = "sampling",
+    views: Views | Sequence[Any] | str | None = None,
     repeats: int = 5,
 ) -> float:
     """Measure what a prediction costs, as a multiple of one pass of the plain network.
@@ -271,6 +274,7 @@ def measure_cost(
         inputs: One batch, of the size that will be predicted at once.
         num_draws: How many draws; None takes the posterior's own number.
         how: How predictions are made, see `predict`.
+        views: What of the inputs the network sees, see `predict`.
         repeats: How many ratios; one more pair warms up.
 
     Returns:
@@ -287,7 +291,7 @@ def measure_cost(
     inputs = to_device(inputs, posterior_device(posterior))
 
     def bayesian() -> Any:
-        return predict(posterior, inputs, how=how, num_draws=num_draws, seed=0).cpu()
+        return predict(posterior, inputs, how=how, views=views, num_draws=num_draws, seed=0).cpu()
 
     def plain() -> Any:
         return posterior.read(call(network, inputs)).cpu()

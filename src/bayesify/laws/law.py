@@ -41,6 +41,7 @@ class Law(nn.Module):
         first_order: Whether means and variances are carried as of a network that is linear in what is random.
         traced: The kinds of passes for which `patch` has to know where the batch is.
         functions: How many different functions there are; None for no end of them.
+        num_parts: How many parts a mixture has which can have temperatures of their own.
         statistics_rows: How many draws have batch-normalisation statistics of their own; 0 where all share the
             network's.
         keep_statistics: Whether normalisation uses its running statistics in training too, and leaves them alone.
@@ -56,6 +57,7 @@ class Law(nn.Module):
     first_order: bool = False
     traced: frozenset[Kind] = frozenset()
     functions: int | None = None
+    num_parts: int = 1
     statistics_rows: int = 0
     keep_statistics: bool = False
 
@@ -318,6 +320,7 @@ class Component:
         rotated: Which of the random tensors have correlated entries, and how; all others are independent.
         dense: The only random layer, where it comes last, with its whole covariance.
         weight: The component's share of the mixture, in proportion to the others'.
+        part: Which part of a mixture it is of, as the first number of a draw's path says.
     """
 
     means: dict[str, Tensor] = field(default_factory=dict)
@@ -328,6 +331,7 @@ class Component:
     rotated: tuple[Rotated, ...] = ()
     dense: Dense | None = None
     weight: float = 1.0
+    part: int = 0
 
     def patch(
         self, network: nn.Module, tensors: Mapping[str, Tensor], act: Callable[[NoisySite], Callable[..., Tensor]]

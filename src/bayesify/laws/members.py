@@ -43,6 +43,7 @@ class MemberLaw(Law):
         super().__init__(network)
         self.sources = list(sources)
         self.parts = nn.ModuleList(parts)
+        self.num_parts = len(parts)
         self.default_draws = self.functions or 3 * len(parts)
         self.first_order = all(part.first_order for part in parts)
         kinds: frozenset[Kind] = frozenset()
@@ -150,12 +151,12 @@ class MemberLaw(Law):
     def components(self, trace: Trace | None = None) -> list[Component] | Refusal:
         """Return the members' components, each member with an equal share."""
         found: list[Component] = []
-        for part in self.laws:
+        for index, part in enumerate(self.laws):
             own = part.components(trace)
             if isinstance(own, Refusal):
                 return own
             total = sum(one.weight for one in own)
-            found += [replace(one, weight=one.weight / total) for one in own]
+            found += [replace(one, weight=one.weight / total, part=index) for one in own]
         return found
 
     def condition(self, likelihood: Likelihood) -> None:

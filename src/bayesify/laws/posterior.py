@@ -20,6 +20,7 @@ from bayesify.likelihoods import Likelihood, as_likelihood
 
 if TYPE_CHECKING:
     from bayesify.methods import Method, OODRegularizer
+    from bayesify.prediction import Views
     from bayesify.selection import Conversion
 
 __all__ = ["Draw", "LossTerms", "Posterior", "ShapeError", "require_posterior", "warn_unless_learned"]
@@ -56,6 +57,7 @@ class Posterior(ModalNetwork):
         conversion: What was converted, what was not, and why.
         output_key: Which entry of a structured output holds the logits or means; None finds it.
         statistics: Batch-normalisation statistics of drawn weights, for laws and networks that have such.
+        views: What of the inputs predictions see, see `predict`; None for the inputs as they are.
         learning: What only learning needs (chains, a critic); no part of what `save` writes.
 
     Example:
@@ -81,6 +83,7 @@ class Posterior(ModalNetwork):
         self.likelihood: Likelihood = as_likelihood(likelihood)
         law.condition(self.likelihood)
         self.conversion: Conversion | None = None
+        self.views: Views | None = None
         self.origin: dict[str, str] = {}
         self.frozen: list[str] = []
         self._convention: Convention | None = None

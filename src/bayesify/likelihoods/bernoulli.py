@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from bayesify._core.maths import at_least_float32
-from bayesify.likelihoods.categorical import Categorical, fit_temperature
+from bayesify.likelihoods.categorical import Categorical, check_exponent, room_for
 from bayesify.likelihoods.likelihood import Likelihood, Stream, variance_of
+from bayesify.likelihoods.pooling import Pooling, Temperatures
 from bayesify.likelihoods.prediction import ClassificationPrediction
 
 __all__ = ["Bernoulli"]
@@ -22,14 +24,22 @@ class Bernoulli(Likelihood):
 
     A logit l is the pair of logits (0, l), so predictions are those of two classes: `probs` is (B, ..., 2), with
     the probability of yes last. A last output dimension of size one is dropped.
+
+    Args:
+        exponent: Of the power mean that pools draws; see `Categorical`.
     """
 
     kind = "bernoulli"
     temperature: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, *, exponent: float = 1.0) -> None:
         super().__init__()
+        self.exponent = check_exponent(exponent)
         self.register_buffer("temperature", torch.ones(()))
+
+    def config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        return {} if self.exponent == 1 else {"exponent": self.exponent}
 
     def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
         """Return ln p(target), (B, ...)."""
@@ -75,23 +85,40 @@ class Bernoulli(Likelihood):
         if target.device.type == "cpu" and target.numel() and not bool(((target >= 0) & (target <= 1)).all()):
             raise ValueError("Targets of a binary likelihood must lie between 0 and 1.")
 
-    @torch.no_grad()
-    def calibrate(self, batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, float]:
-        """Fit the temperature of the logits; a soft target counts as the nearer answer."""
-        logits = torch.cat([_pairs(output, lead=2).flatten(1, -2) for output, _ in batches], dim=1)
-        return fit_temperature(self.temperature, logits, torch.cat([t.flatten() > 0.5 for _, t in batches]).long())
+    def calibrate(
+        self,
+        batches: Sequence[tuple[Tensor, Tensor]],
+        *,
+        parts: Sequence[int] = (),
+        pooling: Pooling | float = "probs",
+        temperatures: Temperatures = "one",
+    ) -> tuple[float, float]:
+        """Fit temperature and pooling of the logits; a soft target counts as the nearer answer."""
+        pair = self._pair()
+        pairs = [(_pairs(output, lead=2), target > 0.5) for output, target in batches]
+        labelled = [(output, target.long().reshape(output.shape[1:-1])) for output, target in pairs]
+        found = pair.calibrate(labelled, parts=parts, pooling=pooling, temperatures=temperatures)
+        self.temperature, self.exponent = pair.temperature, pair.exponent
+        return found
+
+    def make_room(self, tensors: Mapping[str, Tensor]) -> None:
+        """Have as many temperatures as will be loaded."""
+        self.temperature = room_for(self.temperature, tensors)
 
     def stream(self, *, keep_samples: bool = False) -> Stream:
         """Return a collector of draws."""
         return _BernoulliStream(self._pair(), keep_samples)
 
-    def integrate(self, mean: Tensor, variance: Tensor | None, covariance: Tensor | None) -> ClassificationPrediction:
+    def integrate(
+        self, mean: Tensor, variance: Tensor | None, covariance: Tensor | None, *, part: int = 0
+    ) -> ClassificationPrediction:
         """Return the prediction of Gaussian logits, by quadrature, which is exact."""
         spread = _squeeze_last(variance_of(variance, covariance))
-        return self._pair().integrate(_pairs(mean), torch.stack([torch.zeros_like(spread), spread], -1), None)
+        pairs = torch.stack([torch.zeros_like(spread), spread], -1)
+        return self._pair().integrate(_pairs(mean), pairs, None, part=part)
 
     def _pair(self) -> Categorical:
-        pair = Categorical(class_dim=-1)
+        pair = Categorical(class_dim=-1, exponent=self.exponent)
         pair.temperature = self.temperature
         return pair
 
@@ -113,8 +140,8 @@ class _BernoulliStream(Stream):
     def __init__(self, pair: Categorical, keep_samples: bool) -> None:
         self.inner = pair.stream(keep_samples=keep_samples)
 
-    def add(self, outputs: Tensor) -> None:
-        self.inner.add(_pairs(outputs, lead=2))
+    def add(self, outputs: Tensor, *, part: int = 0, view: int = 0) -> None:
+        self.inner.add(_pairs(outputs, lead=2), part=part, view=view)
 
     def result(self) -> ClassificationPrediction:
         return self.inner.result()

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bayesify._core.maths import at_least_float32, entropy, label_log_prob, minimise
+from bayesify._core.maths import at_least_float32, entropy, label_log_prob
 from bayesify.likelihoods.likelihood import Likelihood, Stream
+from bayesify.likelihoods.pooling import (
+    Pooled,
+    Pooling,
+    PowerMean,
+    Temperatures,
+    check_pooling,
+    fit_pooled,
+    normalised,
+)
 from bayesify.likelihoods.prediction import ClassificationPrediction
 from bayesify.likelihoods.softmax_integrals import average_softmax, covariance_root
 
-__all__ = ["Categorical", "fit_temperature", "independent_variances"]
+__all__ = ["Categorical", "check_exponent", "independent_variances", "room_for"]
 
 LITTLE = 0.05  # a variance of logits of which first order is right to a few percent
 
@@ -30,24 +39,35 @@ class Categorical(Likelihood):
     Args:
         class_dim: The dimension of the classes; None takes the last of two or three, and dimension 1 of more.
         ignore_index: The label of positions that do not count.
+        exponent: Of the power mean that pools draws: 1 averages probabilities, 0 log-probabilities; `calibrate` fits
+            it.
+
+    Attributes:
+        temperature: What divides the logits, (); or one for each part of a mixture, (M,).
     """
 
     kind = "categorical"
     temperature: Tensor
 
-    def __init__(self, *, class_dim: int | None = None, ignore_index: int = -100) -> None:
+    def __init__(self, *, class_dim: int | None = None, ignore_index: int = -100, exponent: float = 1.0) -> None:
         super().__init__()
         self.class_dim = class_dim
         self.ignore_index = ignore_index
+        self.exponent = check_exponent(exponent)
         self.register_buffer("temperature", torch.ones(()))
 
     def config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
-        return {"class_dim": self.class_dim, "ignore_index": self.ignore_index}
+        exponent = {} if self.exponent == 1 else {"exponent": self.exponent}
+        return {"class_dim": self.class_dim, "ignore_index": self.ignore_index, **exponent}
 
     def extra_repr(self) -> str:
         """Show what differs from the default."""
-        words = {"class_dim": self.class_dim, "ignore_index": None if self.ignore_index == -100 else self.ignore_index}
+        words = {
+            "class_dim": self.class_dim,
+            "ignore_index": None if self.ignore_index == -100 else self.ignore_index,
+            "exponent": None if self.exponent == 1 else self.exponent,
+        }
         return ", ".join(f"{name}={value}" for name, value in words.items() if value is not None)
 
     def classes_last(self, output: Tensor, *, lead: int = 1) -> Tensor:
@@ -160,38 +180,73 @@ class Categorical(Likelihood):
         return factor if target is None else factor * self._counted(target).reshape(*probs.shape[:2], 1, 1)
 
     @torch.no_grad()
-    def calibrate(self, batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, float]:
-        """Fit the temperature T: minimise -mean ln (1/S) sum_s softmax(logits_s / T)_target (Guo et al. 2017)."""
-        logits = torch.cat([self.classes_last(o, lead=2)[:, self._counted(t)] for o, t in batches], dim=1)
-        labels = torch.cat([t[self._counted(t)] for _, t in batches]).long()
+    def calibrate(
+        self,
+        batches: Sequence[tuple[Tensor, Tensor]],
+        *,
+        parts: Sequence[int] = (),
+        pooling: Pooling | float = "probs",
+        temperatures: Temperatures = "one",
+    ) -> tuple[float, float]:
+        """Fit the temperature T: minimise -mean ln (1/S) sum_s softmax(logits_s / T)_target (Guo et al. 2017).
+
+        With another pooling the power mean takes the average's place; see `fit_pooled`.
+        """
+        check_pooling(pooling, temperatures)
+        counted = [self._counted(target) for _, target in batches]
+        logits = torch.cat([self.classes_last(o, lead=2)[:, c] for (o, _), c in zip(batches, counted, strict=True)], 1)
+        labels = torch.cat([t[c] for (_, t), c in zip(batches, counted, strict=True)]).long()
         if labels.numel() == 0:
             raise ValueError("There is no label to calibrate on: every target is ignore_index.")
-        return fit_temperature(self.temperature, logits, labels)
+        found, before, after = fit_pooled(
+            logits,
+            labels,
+            start=Pooled(self.temperature, self.exponent),
+            parts=parts or [0] * len(logits),
+            examples=_examples(counted),
+            pooling=pooling,
+            temperatures=temperatures,
+        )
+        self.temperature = found.temperature.to(self.temperature)
+        self.exponent = found.exponent
+        return before, after
+
+    def make_room(self, tensors: Mapping[str, Tensor]) -> None:
+        """Have as many temperatures as will be loaded."""
+        self.temperature = room_for(self.temperature, tensors)
+
+    def tempered(self, logits: Tensor, part: int = 0) -> Tensor:
+        """Return logits divided by the temperature of a part."""
+        return logits / (self.temperature if self.temperature.ndim == 0 else self.temperature[part])
 
     def stream(self, *, keep_samples: bool = False) -> _CategoricalStream:
         """Return a collector of draws."""
         return _CategoricalStream(self, keep_samples)
 
-    def integrate(self, mean: Tensor, variance: Tensor | None, covariance: Tensor | None) -> ClassificationPrediction:
+    def integrate(
+        self, mean: Tensor, variance: Tensor | None, covariance: Tensor | None, *, part: int = 0
+    ) -> ClassificationPrediction:
         """Return the prediction of Gaussian logits: the same averages that draws have, at points that are fixed.
 
         See `average_softmax`. Where all variances are small, first order takes the place of the differences for the
         epistemic part and the model variance, which rounding would swallow.
         """
-        logits = self.classes_last(mean) / self.temperature
+        logits = self.tempered(self.classes_last(mean), part)
         logits = logits - logits.mean(-1, keepdim=True)
         if covariance is None:
             assert variance is not None
-            own = self.classes_last(variance).clamp_min(0) / self.temperature**2
+            own = self.tempered(self.tempered(self.classes_last(variance).clamp_min(0), part), part)
             root, centred = own.sqrt(), _centred_variance(own)
         else:
-            covariance = _centred(at_least_float32(covariance) / self.temperature**2).to(logits.dtype)
+            covariance = self.tempered(self.tempered(at_least_float32(covariance), part), part)
+            covariance = _centred(covariance).to(logits.dtype)
             own = centred = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0)
             root = covariance_root(covariance)
         flat = average_softmax(
             logits.flatten(0, -2),
             root.reshape(-1, *root.shape[logits.ndim - 1 :]),
             positions=logits.shape[1:-1].numel(),
+            exponent=self.exponent,
         )
         log_probs, votes = flat.log_probs.view_as(logits), flat.votes.view_as(logits)
         aleatoric, squares = (x.view(logits.shape[:-1]) for x in (flat.entropy, flat.squares))
@@ -204,7 +259,7 @@ class Categorical(Likelihood):
         little = own.amax(-1) < LITTLE
         epistemic = torch.where(little, information, total - aleatoric).clamp_min(0)
         epistemic = torch.minimum(epistemic, total)
-        return ClassificationPrediction(
+        made = ClassificationPrediction(
             log_probs=log_probs,
             aleatoric=total - epistemic,
             epistemic=epistemic,
@@ -213,22 +268,32 @@ class Categorical(Likelihood):
             logits_mean=logits,
             logits_variance=centred,
         )
+        if self.exponent == 1:
+            return made
+        return made.repooled(*normalised(flat.pooled.view_as(logits)), self.exponent)
 
 
-def fit_temperature(temperature: Tensor, logits: Tensor, labels: Tensor) -> tuple[float, float]:
-    """Set a temperature to the best for logits (S, N, C), never worse than it is; return the NLL before and after."""
-    if not bool(logits.amax(-1).isfinite().all()):  # -inf is a class that is ruled out
-        raise ValueError("The draws' logits are not finite, so there is nothing to calibrate. Fit the posterior again.")
+def check_exponent(exponent: float) -> float:
+    """Return an exponent, which must be from 0 to 1."""
+    if not 0 <= exponent <= 1:
+        raise ValueError(f"exponent must be from 0 (log-probabilities) to 1 (probabilities), but it is {exponent}.")
+    return float(exponent)
 
-    def loss(log_temperature: float) -> float:
-        scaled = (functional.log_softmax(draw.double() / math.exp(log_temperature), -1) for draw in logits)
-        picked = torch.stack([label_log_prob(log_probs, labels) for log_probs in scaled])
-        return math.log(len(picked)) - picked.logsumexp(0).mean().item()
 
-    start = math.log(temperature.item())
-    best, value = minimise(loss, -4.0, 4.0, start=start)
-    temperature.fill_(math.exp(best))
-    return loss(start), value
+def room_for(temperature: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+    """Return the temperature, in the shape of one that will be loaded."""
+    found = tensors.get("temperature")
+    return temperature if found is None or found.ndim != 1 else temperature.new_ones(found.shape)
+
+
+def _examples(counted: Sequence[Tensor]) -> Tensor:
+    """Return for each position that counts which example it is of, over all batches."""
+    found, first = [], 0
+    for mask in counted:
+        number = torch.arange(first, first + len(mask), device=mask.device)
+        found.append(number.view(-1, *(1,) * (mask.ndim - 1)).expand(mask.shape)[mask])
+        first += len(mask)
+    return torch.cat(found)
 
 
 def _class_factor(probs: Tensor) -> Tensor:
@@ -280,9 +345,11 @@ class _CategoricalStream(Stream):
         self.likelihood = likelihood
         self.samples: list[Tensor] | None = [] if keep_samples else None
         self.count = 0
+        self.views: dict[int, tuple[Tensor, int]] = {}  # ln of sums of probabilities, and of how many draws
+        self.pooled = None if likelihood.exponent == 1 else PowerMean(likelihood.exponent)
 
-    def add(self, outputs: Tensor) -> None:
-        logits = self.likelihood.classes_last(outputs, lead=2) / self.likelihood.temperature
+    def add(self, outputs: Tensor, *, part: int = 0, view: int = 0) -> None:
+        logits = self.likelihood.tempered(self.likelihood.classes_last(outputs, lead=2), part)
         log_probs = functional.log_softmax(logits, dim=-1)
         probs = log_probs.exp()
         logits = logits - logits.mean(-1, keepdim=True)
@@ -296,11 +363,16 @@ class _CategoricalStream(Stream):
         spread = ((logits - mean) ** 2).sum(0)
         if self.samples is not None:
             self.samples.append(probs)
+        if self.pooled is not None:
+            self.pooled.add(log_probs)
+        known = self.views.get(view)
+        self.views[view] = (
+            (log_sum, number) if known is None else (torch.logaddexp(known[0], log_sum), known[1] + number)
+        )
         if self.count == 0:
-            self.log_sum, self.entropies, self.squares, self.votes = log_sum, entropies, squares, votes
+            self.entropies, self.squares, self.votes = entropies, squares, votes
             self.mean, self.spread = mean, spread
         else:
-            self.log_sum = torch.logaddexp(self.log_sum, log_sum)
             self.entropies = self.entropies + entropies
             self.squares = self.squares + squares
             self.votes = self.votes + votes
@@ -313,15 +385,25 @@ class _CategoricalStream(Stream):
 
     def result(self) -> ClassificationPrediction:
         count = self.count
-        log_probs = self.log_sum - math.log(count)
-        aleatoric = self.entropies / count
-        return ClassificationPrediction(
+        sums = [total for total, _ in self.views.values()]
+        log_probs = (sums[0] if len(sums) == 1 else torch.stack(sums).logsumexp(0)) - math.log(count)
+        aleatoric, total = self.entropies / count, entropy(log_probs)
+        made = ClassificationPrediction(
             log_probs=log_probs,
             aleatoric=aleatoric,
-            epistemic=(entropy(log_probs) - aleatoric).clamp_min(0),
+            epistemic=(total - aleatoric).clamp_min(0),
             variation_ratio=1 - self.votes.amax(-1) / count,
             model_variance=(self.squares / count - (log_probs.exp() ** 2).sum(-1)).clamp_min(0),
             logits_mean=self.mean,
             logits_variance=self.spread / count,
+            view_epistemic=(total - self._within()).clamp_min(0) if len(sums) > 1 else None,
             samples=None if self.samples is None else torch.cat(self.samples),
         )
+        if self.pooled is None:
+            return made
+        return made.repooled(*self.pooled.result(), self.likelihood.exponent)
+
+    def _within(self) -> Tensor:
+        """Return the mean entropy of the views' averages."""
+        each = [number * entropy(total - math.log(number)) for total, number in self.views.values()]
+        return torch.stack(each).sum(0) / self.count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -50,8 +51,11 @@ class Custom(Likelihood):
         """Return a collector of draws."""
         return _CustomStream(self._predictive, keep_samples)
 
-    def integrate(self, mean: Tensor, variance: Tensor | None, covariance: Tensor | None) -> Prediction:
+    def integrate(
+        self, mean: Tensor, variance: Tensor | None, covariance: Tensor | None, *, part: int = 0
+    ) -> Prediction:
         """Return the mean and variance of the outputs, without noise; or what `predictive` makes of their draws."""
+        del part
         if self._predictive is not None:
             return self._predictive(self._draws(mean, variance, covariance))
         found = Gaussian(1.0).integrate(mean, variance, covariance)
@@ -81,15 +85,15 @@ class _CustomStream(Stream):
         self.outputs: list[Tensor] = []
         self.moments = Gaussian(1.0).stream(keep_samples=keep_samples)
 
-    def add(self, outputs: Tensor) -> None:
+    def add(self, outputs: Tensor, *, part: int = 0, view: int = 0) -> None:
         if self.predictive is not None:  # a function of all draws needs all draws
             self.outputs.append(outputs)
         else:
-            self.moments.add(outputs)
+            self.moments.add(outputs, part=part, view=view)
 
     def result(self) -> Prediction:
         if self.predictive is not None:
             return self.predictive(torch.cat(self.outputs))
         found = self.moments.result()
         assert isinstance(found, RegressionPrediction)
-        return RegressionPrediction(found.mean, torch.zeros_like(found.mean), found.epistemic, found.samples)
+        return replace(found, aleatoric=torch.zeros_like(found.mean))

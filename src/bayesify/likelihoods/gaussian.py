@@ -11,9 +11,12 @@ from torch import Tensor, nn
 
 from bayesify._core.maths import at_least_float32, gaussian_log_prob
 from bayesify.likelihoods.likelihood import Likelihood, Stream, variance_of
+from bayesify.likelihoods.pooling import Pooling, Temperatures
 from bayesify.likelihoods.prediction import Prediction, RegressionPrediction
 
 __all__ = ["Gaussian"]
+
+_VARIANCES = ("aleatoric", "epistemic", "view_epistemic")
 
 
 class Gaussian(Likelihood):
@@ -162,8 +165,21 @@ class Gaussian(Likelihood):
             )
 
     @torch.no_grad()
-    def calibrate(self, batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, float]:
+    def calibrate(
+        self,
+        batches: Sequence[tuple[Tensor, Tensor]],
+        *,
+        parts: Sequence[int] = (),
+        pooling: Pooling | float = "probs",
+        temperatures: Temperatures = "one",
+    ) -> tuple[float, float]:
         """Fit the scale of the predictive variance; the NLL's minimum is mean((y - mean)^2 / variance)."""
+        del parts
+        if pooling not in ("auto", "probs") or temperatures == "each":
+            raise ValueError(
+                f"pooling={pooling!r} and temperatures={temperatures!r} are for classes: numbers have the mixture's "
+                "mean and variance, and one scale of the variance. Leave both as they are."
+            )
         prediction = Prediction.join([self.from_samples(outputs) for outputs, _ in batches])
         assert isinstance(prediction, RegressionPrediction)
         target = torch.cat([_drop_one(target) for _, target in batches])
@@ -179,8 +195,11 @@ class Gaussian(Likelihood):
         """Return a collector of draws."""
         return _GaussianStream(self, keep_samples)
 
-    def integrate(self, mean: Tensor, variance: Tensor | None, covariance: Tensor | None) -> RegressionPrediction:
+    def integrate(
+        self, mean: Tensor, variance: Tensor | None, covariance: Tensor | None, *, part: int = 0
+    ) -> RegressionPrediction:
         """Return N(mean, variance + noise variance); with a noise head all arguments hold both halves."""
+        del part
         centre, noise = self.moments(mean)
         variance = variance_of(variance, covariance)
         if self.noise_std == "head":
@@ -192,6 +211,19 @@ class Gaussian(Likelihood):
             epistemic=_drop_one(variance) * self.variance_scale,
         )
 
+    def mixture(self, parts: Sequence[Prediction], weights: Sequence[float], *, views: bool = False) -> Prediction:
+        """Return the mixture's mean and variance; the scale is of all of the variance, also of that between parts."""
+        if len(parts) == 1:
+            return parts[0]
+        scale = self.variance_scale
+        mixed = Prediction.mixture([_scaled(part, 1 / scale) for part in parts], weights, views=views)
+        return _scaled(mixed, scale)
+
+
+def _scaled(prediction: Prediction, factor: Tensor) -> Prediction:
+    """Return a prediction with its variances multiplied by a number."""
+    return prediction._map(lambda name, t: t * factor if name in _VARIANCES else t)
+
 
 def _drop_one(x: Tensor) -> Tensor:
     return x[..., 0] if x.ndim > 1 and x.shape[-1] == 1 else x
@@ -202,8 +234,10 @@ class _GaussianStream(Stream):
         self.likelihood = likelihood
         self.samples: list[Tensor] | None = [] if keep_samples else None
         self.count = 0
+        self.views: dict[int, tuple[Tensor, int]] = {}  # sums of means, and how many
 
-    def add(self, outputs: Tensor) -> None:
+    def add(self, outputs: Tensor, *, part: int = 0, view: int = 0) -> None:
+        del part
         means, noises = self.likelihood.moments(outputs)
         if means.ndim == 1:  # (S, B) with B = 1 must keep its batch
             means, noises = means[:, None], noises[:, None]
@@ -213,6 +247,8 @@ class _GaussianStream(Stream):
         mean = means.mean(0)
         spread = ((means - mean) ** 2).sum(0)
         noise = noises.sum(0)
+        known = self.views.get(view)
+        self.views[view] = (mean * number, number) if known is None else (known[0] + mean * number, known[1] + number)
         if self.count == 0:
             self.mean, self.spread, self.noise = mean, spread, noise
         else:
@@ -229,5 +265,11 @@ class _GaussianStream(Stream):
             mean=self.mean,
             aleatoric=self.noise / self.count * scale,
             epistemic=self.spread / self.count * scale,
+            view_epistemic=self._between() * scale if len(self.views) > 1 else None,
             samples=None if self.samples is None else torch.cat(self.samples),
         )
+
+    def _between(self) -> Tensor:
+        """Return the variance of the views' means."""
+        each = [(count / self.count) * (total / count - self.mean).square() for total, count in self.views.values()]
+        return torch.stack(each).sum(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -15,6 +15,7 @@ from bayesify._core.maths import IGNORED, as_double, at_least_float32
 from bayesify._core.trees import output_tensor
 from bayesify._core.values import misfits
 from bayesify.likelihoods.gaussian_draws import gaussian_draws
+from bayesify.likelihoods.pooling import Pooling, Temperatures
 from bayesify.likelihoods.prediction import Prediction
 
 __all__ = ["Likelihood", "Stream", "as_likelihood", "likelihood_from_dict", "variance_of"]
@@ -28,19 +29,27 @@ class Stream(ABC):
     """Collects draws one group at a time; memory does not grow with their number."""
 
     @abstractmethod
-    def add(self, outputs: Tensor) -> None:
-        """Add outputs of some draws, (S, B, ...)."""
+    def add(self, outputs: Tensor, *, part: int = 0, view: int = 0) -> None:
+        """Add outputs of some draws, (S, B, ...), of one part of a mixture, on one view of the inputs."""
 
     @abstractmethod
     def result(self) -> Prediction:
         """Return the prediction that all draws together make."""
 
     def add_gaussian(
-        self, mean: Tensor, variance: Tensor | None, covariance: Tensor | None, *, num_draws: int, seed: int
+        self,
+        mean: Tensor,
+        variance: Tensor | None,
+        covariance: Tensor | None,
+        *,
+        num_draws: int,
+        seed: int,
+        part: int = 0,
+        view: int = 0,
     ) -> None:
         """Add draws of Gaussian outputs; see `Likelihood.from_gaussian`."""
         for draws in gaussian_draws(mean, variance, covariance, num_draws=num_draws, seed=seed):
-            self.add(draws)
+            self.add(draws, part=part, view=view)
 
 
 class Likelihood(nn.Module, ABC):
@@ -71,7 +80,9 @@ class Likelihood(nn.Module, ABC):
         """Return a collector that turns outputs of draws into a prediction."""
 
     @abstractmethod
-    def integrate(self, mean: Tensor, variance: Tensor | None, covariance: Tensor | None) -> Prediction:
+    def integrate(
+        self, mean: Tensor, variance: Tensor | None, covariance: Tensor | None, *, part: int = 0
+    ) -> Prediction:
         """Return the prediction of Gaussian outputs without draws; see `from_gaussian`, which calls it."""
 
     @renamed(num_samples="num_draws")
@@ -83,6 +94,7 @@ class Likelihood(nn.Module, ABC):
         covariance: Tensor | None = None,
         num_draws: int | None = None,
         seed: int = 0,
+        part: int = 0,
     ) -> Prediction:
         """Return the prediction of Gaussian outputs: what all predictors without draws of a network end in.
 
@@ -92,6 +104,7 @@ class Likelihood(nn.Module, ABC):
             covariance: (B, ..., F, F), of the last dimension's F outputs.
             num_draws: None integrates, the same for every call; else how many draws of the outputs are averaged.
             seed: Of these.
+            part: Which part of a mixture they are of, where each has a temperature of its own.
 
         Example:
             >>> import torch
@@ -103,10 +116,14 @@ class Likelihood(nn.Module, ABC):
         if (variance is None) == (covariance is None):
             raise ValueError("Give the outputs' variance or their covariance, one of the two.")
         if num_draws is None:
-            return self.integrate(mean, variance, covariance)
+            return self.integrate(mean, variance, covariance, part=part)
         stream = self.stream()
-        stream.add_gaussian(mean, variance, covariance, num_draws=num_draws, seed=seed)
+        stream.add_gaussian(mean, variance, covariance, num_draws=num_draws, seed=seed, part=part)
         return stream.result()
+
+    def mixture(self, parts: Sequence[Prediction], weights: Sequence[float], *, views: bool = False) -> Prediction:
+        """Return the mixture of predictions that this likelihood made, calibrated as draws are; see `Prediction`."""
+        return Prediction.mixture(parts, weights, views=views)
 
     def gaussian_log_prob(
         self, target: Tensor, mean: Tensor, variance: Tensor | None = None, *, covariance: Tensor | None = None
@@ -260,9 +277,29 @@ class Likelihood(nn.Module, ABC):
             )
         return (found + found.mT) / 2
 
-    def calibrate(self, batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, float]:
-        """Fit the calibration to batches of draws' outputs (S, B, ...) and targets; return the NLL before and after."""
+    def calibrate(
+        self,
+        batches: Sequence[tuple[Tensor, Tensor]],
+        *,
+        parts: Sequence[int] = (),
+        pooling: Pooling | float = "probs",
+        temperatures: Temperatures = "one",
+    ) -> tuple[float, float]:
+        """Fit the calibration to outputs of draws.
+
+        Args:
+            batches: Draws' outputs (S, B, ...) and targets.
+            parts: Which part of a mixture each draw is of; none says that there is one.
+            pooling: How the draws' probabilities are averaged; see `bayesify.calibrate`.
+            temperatures: "one", or "each", one for each part, or "auto".
+
+        Returns:
+            The NLL before and after.
+        """
         raise ValueError(f"{type(self).__name__} has nothing to calibrate.")
+
+    def make_room(self, tensors: Mapping[str, Tensor]) -> None:
+        """Give tensors whose shape calibration decides the shape that they have in a state that will be loaded."""
 
     def check(self, output: Tensor, target: Tensor) -> None:
         """Raise, with a sentence, where output and target do not fit."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bayesify._core.deprecation import warn_renamed
 from bayesify._core.maths import IGNORED, as_double, entropy, gaussian_log_prob, label_log_prob
+from bayesify.likelihoods.pooling import normalised
 
 __all__ = ["ClassificationPrediction", "FeaturePrediction", "Prediction", "RegressionPrediction"]
 
@@ -123,12 +124,13 @@ class Prediction:
         return self.score(name)
 
     @staticmethod
-    def mixture(parts: Sequence[Prediction], weights: Sequence[float]) -> Prediction:
+    def mixture(parts: Sequence[Prediction], weights: Sequence[float], *, views: bool = False) -> Prediction:
         """Return the prediction of a mixture, sum_k w_k p_k, of predictions of the same inputs.
 
         Args:
             parts: Predictions of one kind.
             weights: Their shares, which add up to one.
+            views: Whether the parts are views of the inputs, and their disagreement is `view_epistemic`.
 
         Example:
             >>> one, zero = torch.ones(1), torch.zeros(1)
@@ -139,7 +141,14 @@ class Prediction:
         """
         if len({type(part) for part in parts}) > 1:
             raise TypeError(f"There is no mixture of {[type(part).__name__ for part in parts]}.")
-        return parts[0] if len(parts) == 1 else parts[0]._mixed(parts, weights)
+        if len(parts) == 1:
+            return parts[0]
+        mixed = parts[0]._mixed(parts, weights)
+        return dataclasses.replace(mixed, view_epistemic=mixed._between(parts, weights)) if views else mixed  # type: ignore[call-arg]
+
+    def _between(self, parts: Sequence[Prediction], weights: Sequence[float]) -> Tensor:
+        """Return what the parts of this mixture disagree about: part of `epistemic`."""
+        raise TypeError(f"There is no mixture of {[type(part).__name__ for part in parts]}.")
 
     def _mixed(self, parts: Sequence[Prediction], weights: Sequence[float]) -> Prediction:
         raise TypeError(f"There is no mixture of {[type(part).__name__ for part in parts]}.")
@@ -164,15 +173,21 @@ class ClassificationPrediction(Prediction):
     are in nats.
 
     Attributes:
-        log_probs: Logarithm of the predictive probabilities, ln (1/S) sum_s p_s, (B, ..., C).
+        log_probs: Logarithm of the predictive probabilities, (B, ..., C): ln (1/S) sum_s p_s, or, where calibration
+            chose so, another power mean of the draws' probabilities, which label and confidence follow.
         aleatoric: Expected entropy of the draws, (1/S) sum_s H[p_s], (B, ...): what the data leave open.
-        epistemic: Mutual information (BALD) H[pbar] - mean H[p_s], (B, ...): what the model leaves open.
+        epistemic: Mutual information (BALD) H[pbar] - mean H[p_s], pbar = (1/S) sum_s p_s, (B, ...): what the model
+            leaves open.
         variation_ratio: 1 - the share of draws that vote for the most frequent class, (B, ...).
         model_variance: mean_s p_s.p_s - pbar.pbar, (B, ...).
         logits_mean: Mean of the logits, centred over classes, which softmax does not see, (B, ..., C).
         logits_variance: Their variance over draws, where the predictor has it.
         samples: The draws' probabilities (S, B, ..., C), if they were asked for.
         predictor: Which one-pass predictor made it, in words; None if draws did.
+        view_epistemic: The part of `epistemic` that is the views' disagreement, I(label; view); None for one view.
+        averaged: ln pbar, (B, ..., C), where `log_probs` is another mean; uncertainties are always pbar's.
+        normaliser: ln of what normalised that other mean, (B, ...).
+        exponent: Of the power mean; 1 is the average of probabilities, 0 that of log-probabilities, normalised.
 
     Example:
         >>> from bayesify import Categorical
@@ -195,6 +210,10 @@ class ClassificationPrediction(Prediction):
     logits_variance: Tensor | None = None
     samples: Tensor | None = None
     predictor: str | None = None
+    view_epistemic: Tensor | None = None
+    averaged: Tensor | None = None
+    normaliser: Tensor | None = None
+    exponent: float = 1.0
 
     def __post_init__(self) -> None:
         """Let votes for outputs that are NaN not look unanimous."""
@@ -218,8 +237,8 @@ class ClassificationPrediction(Prediction):
 
     @property
     def total(self) -> Tensor:
-        """Entropy of the predictive probabilities, (B, ...): aleatoric + epistemic."""
-        return entropy(self.log_probs)
+        """Entropy of the draws' average probabilities, (B, ...): aleatoric + epistemic."""
+        return entropy(self.log_probs if self.averaged is None else self.averaged)
 
     @property
     def max_probability(self) -> Tensor:
@@ -289,17 +308,17 @@ class ClassificationPrediction(Prediction):
         return self.logits_variance.sum(-1)
 
     def _mixed(self, parts: Sequence[Prediction], weights: Sequence[float]) -> ClassificationPrediction:
-        each = _stacked(parts, "log_probs")
+        each = torch.stack([_average_of(part) for part in parts])
         known = all(getattr(part, "logits_variance", None) is not None for part in parts)
         means = _stacked(parts, "logits_mean") if known else each
         shares = each.new_tensor(weights).log().view(-1, *(1,) * (each.ndim - 1))
-        log_probs, probs = (each + shares).logsumexp(0), each.exp()
-        total, aleatoric = entropy(log_probs), _average(_stacked(parts, "aleatoric"), weights)
+        averaged, probs = (each + shares).logsumexp(0), each.exp()
+        total, aleatoric = entropy(averaged), _average(_stacked(parts, "aleatoric"), weights)
         epistemic = (total - aleatoric).clamp_min(0)
         votes = _average(_votes(probs, _stacked(parts, "variation_ratio")), weights)
         between = _spread(probs, weights).sum(-1)
-        return ClassificationPrediction(
-            log_probs=log_probs,
+        mixed = ClassificationPrediction(
+            log_probs=averaged,
             aleatoric=total - epistemic,
             epistemic=epistemic,
             variation_ratio=(1 - votes.amax(-1)).clamp_min(0),
@@ -309,6 +328,29 @@ class ClassificationPrediction(Prediction):
             if known
             else None,
         )
+        return mixed if self.exponent == 1 else mixed._pooled(parts, weights, self.exponent)
+
+    def _pooled(self, parts: Sequence[Prediction], weights: Sequence[float], a: float) -> ClassificationPrediction:
+        """Return the average with the parts' power mean, (sum_k w_k E_k[p^a])^(1/a), in its place."""
+        if any(getattr(part, "exponent", None) != a for part in parts):
+            raise ValueError("Predictions whose draws were pooled differently cannot be mixed. Calibrate them alike.")
+        inside = _stacked(parts, "log_probs") + _stacked(parts, "normaliser")[..., None]
+        if a:
+            shares = inside.new_tensor(weights).log().view(-1, *(1,) * (inside.ndim - 1))
+            found = (a * inside + shares).logsumexp(0) / a
+        else:
+            found = _average(inside, weights)
+        return self.repooled(*normalised(found), a)
+
+    def repooled(self, log_probs: Tensor, normaliser: Tensor, exponent: float) -> ClassificationPrediction:
+        """Return the prediction of an average of draws with another mean of them for its probabilities."""
+        return dataclasses.replace(
+            self, log_probs=log_probs, averaged=self.log_probs, normaliser=normaliser, exponent=exponent
+        )
+
+    def _between(self, parts: Sequence[Prediction], weights: Sequence[float]) -> Tensor:
+        inner = _average(torch.stack([entropy(_average_of(part)) for part in parts]), weights)
+        return (self.total - inner).clamp_min(0)
 
     def divergence(self, other: ClassificationPrediction) -> Tensor:
         """Return sum_c p_c ln (p_c / q_c), (B, ...)."""
@@ -325,6 +367,7 @@ class RegressionPrediction(Prediction):
         epistemic: Variance of the draws' means, (B, ...).
         samples: The draws' means (S, B, ...), if they were asked for.
         predictor: Which one-pass predictor made it, in words; None if draws did.
+        view_epistemic: The part of `epistemic` that is the variance of the views' means, where there are several.
     """
 
     unit = "std"
@@ -335,6 +378,7 @@ class RegressionPrediction(Prediction):
     epistemic: Tensor
     samples: Tensor | None = None
     predictor: str | None = None
+    view_epistemic: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Let noise that is known, and so the same for every input, not hide a mean that is NaN."""
@@ -404,6 +448,9 @@ class RegressionPrediction(Prediction):
             _average(means, weights), _average(aleatoric, weights), _average(own, weights) + _spread(means, weights)
         )
 
+    def _between(self, parts: Sequence[Prediction], weights: Sequence[float]) -> Tensor:
+        return _spread(_stacked(parts, "mean"), weights)
+
     def divergence(self, other: RegressionPrediction) -> Tensor:
         """Return KL(N(mean, variance) || the other's), (B, ...)."""
         ratio = self.variance / other.variance
@@ -433,6 +480,12 @@ class FeaturePrediction(Prediction):
     def scores(self) -> tuple[str, ...]:
         """Return the names of the scores."""
         return ("epistemic",)
+
+
+def _average_of(part: Any) -> Tensor:
+    """Return ln of the average of a part's draws."""
+    found: Tensor = part.log_probs if part.averaged is None else part.averaged
+    return found
 
 
 def _stacked(parts: Sequence[Prediction], name: str) -> Tensor:

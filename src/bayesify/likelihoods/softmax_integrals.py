@@ -32,12 +32,14 @@ class Averages:
         entropy: E[H[p]], (N,).
         squares: E[p.p], (N,).
         votes: How probable it is that a class has the largest logit, (N, C).
+        pooled: ln E[p^a]^(1/a), (N, C), which is not normalised; for a = 1 the same as `log_probs`.
     """
 
     log_probs: Tensor
     entropy: Tensor
     squares: Tensor
     votes: Tensor
+    pooled: Tensor
 
 
 def number_of_points(classes: int, positions: int = 1) -> int:
@@ -50,7 +52,7 @@ def number_of_points(classes: int, positions: int = 1) -> int:
     return min(MOST, max(LEAST, 1 << max(0, wanted.bit_length() - 1)))
 
 
-def average_softmax(mean: Tensor, root: Tensor, *, positions: int = 1) -> Averages:
+def average_softmax(mean: Tensor, root: Tensor, *, positions: int = 1, exponent: float = 1.0) -> Averages:
     """Average functions of softmax(l) over l = mean + root z, z standard normal.
 
     Two classes are an integral over one number, by 128 equal steps: exact to rounding. Else the points are a scrambled
@@ -62,6 +64,7 @@ def average_softmax(mean: Tensor, root: Tensor, *, positions: int = 1) -> Averag
         mean: (N, C).
         root: Standard deviations of independent logits (N, C), or a root of their covariance (N, C, R).
         positions: How many of the rows belong to one example, which decides how many points each gets.
+        exponent: a of the power mean; 0 is exp E[ln p].
     """
     classes, rows = mean.shape[-1], mean.shape[0]
     if classes == 2:
@@ -75,17 +78,17 @@ def average_softmax(mean: Tensor, root: Tensor, *, positions: int = 1) -> Averag
     z, shares = (torch.from_numpy(array).to(mean) for array in (points, weights))
     some = max(1, AT_ONCE // (classes * min(len(weights), max(1, TOGETHER // classes))))
     if not isinstance(rows, int) or rows <= some:  # a symbol, while a program is traced: all rows go together
-        return _average(mean, root, turn, z, shares)
+        return _average(mean, root, turn, z, shares, exponent)
     parts = []
     for start in range(0, rows, some):
         few = slice(start, start + some)
-        parts.append(_average(mean[few], root[few], None if turn is None else turn[few], z, shares))
+        parts.append(_average(mean[few], root[few], None if turn is None else turn[few], z, shares, exponent))
     return Averages(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Averages)))
 
 
-def _average(mean: Tensor, root: Tensor, turn: Tensor | None, z: Tensor, shares: Tensor) -> Averages:
+def _average(mean: Tensor, root: Tensor, turn: Tensor | None, z: Tensor, shares: Tensor, exponent: float) -> Averages:
     classes = mean.shape[-1]
-    probs, votes = torch.zeros_like(mean), torch.zeros_like(mean)
+    probs, votes, powers = torch.zeros_like(mean), torch.zeros_like(mean), torch.zeros_like(mean)
     entropy, squares = torch.zeros_like(mean[:, 0]), torch.zeros_like(mean[:, 0])
     together = max(1, TOGETHER // classes)
     for part, share in zip(torch.split(z, together, -1), torch.split(shares, together), strict=True):
@@ -95,6 +98,10 @@ def _average(mean: Tensor, root: Tensor, turn: Tensor | None, z: Tensor, shares:
         each = logits.exp()
         sums = each.sum(1, keepdim=True)
         each.div_(sums)
+        if exponent == 0:
+            powers = powers + torch.mv((logits - sums.log()).flatten(0, 1), share).view_as(mean)
+        elif exponent != 1:
+            powers = powers + torch.mv((exponent * (logits - sums.log())).exp().flatten(0, 1), share).view_as(mean)
         probs = probs + torch.mv(each.flatten(0, 1), share).view_as(mean)
         votes = votes + torch.mv((logits == 0).to(mean.dtype).flatten(0, 1), share).view_as(mean)
         entropy = entropy + torch.mv(sums[:, 0].log() - logits.mul_(each).sum(1), share)
@@ -102,7 +109,16 @@ def _average(mean: Tensor, root: Tensor, turn: Tensor | None, z: Tensor, shares:
     # Below what the type can add up, the value at the mean keeps the order.
     floor = functional.log_softmax(mean, -1).clamp_max(math.log(SMALLEST))
     log_probs = torch.where(probs > SMALLEST, probs.clamp_min(SMALLEST).log(), floor)
-    return Averages(functional.log_softmax(log_probs, -1), entropy, squares, votes)
+    log_probs = functional.log_softmax(log_probs, -1)
+    if exponent == 0:
+        pooled = powers
+    elif exponent == 1:
+        pooled = log_probs
+    else:
+        pooled = torch.where(
+            powers > SMALLEST, powers.clamp_min(SMALLEST).log() / exponent, functional.log_softmax(mean, -1)
+        )
+    return Averages(log_probs, entropy, squares, votes, pooled)
 
 
 def _moved(mean: Tensor, root: Tensor, turn: Tensor | None, z: Tensor) -> Tensor:

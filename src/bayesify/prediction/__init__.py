@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,8 @@ from bayesify.prediction.predictors import (
     as_predictor,
     capabilities,
 )
-from bayesify.prediction.sampling import add_draws
+from bayesify.prediction.sampling import add_draws, add_views
+from bayesify.prediction.views import View, Views, as_views
 
 if TYPE_CHECKING:
     from bayesify.prediction.streamlined import Moments, moment_rule
@@ -45,8 +46,12 @@ __all__ = [
     "Predictor",
     "Sampling",
     "Streamlined",
+    "View",
+    "Views",
     "add_draws",
+    "add_views",
     "as_predictor",
+    "as_views",
     "capabilities",
     "fit_variance_scale",
     "moment_rule",
@@ -83,6 +88,7 @@ def predict(
     inputs: Any,
     *,
     how: str | Predictor = "sampling",
+    views: Views | Sequence[Any] | str | None = None,
     num_draws: int | None = None,
     seed: int | None = 0,
     chunk_size: int | None = None,
@@ -110,6 +116,10 @@ def predict(
             "linearised", the exact variance of every output to first order in what is random, by one backward pass
             each. `capabilities(posterior)` says which of them a posterior has, and `Streamlined(engine=...,
             covariance=...)` chooses an engine.
+        views: What of the inputs the network sees, as `Views("identity", "mirror")`: predictions for several views
+            are averaged, and what they disagree about counts as epistemic (`view_epistemic`). The mean, members, and
+            samples of a bank see every view, at the cost of a pass each; other draws take turns. None takes
+            `posterior.views`, which `calibrate(views=...)` sets, and the inputs as they are where that is None.
         num_draws: How many draws; None takes the posterior's own number. Without sampling nothing is drawn but
             Gaussian outputs, which is cheap, and None integrates over them instead.
         seed: Of the draws; None takes one from torch's global generator.
@@ -140,7 +150,8 @@ def predict(
     check_output(output)
     if seed is None:
         seed = int(torch.randint(2**31, ()))
-    request = Request(num_draws, seed, keep_samples, output, variance_scale, input_variance)
+    seen = as_views(views, posterior.views)
+    request = Request(num_draws, seed, keep_samples, output, variance_scale, input_variance, seen)
     predictor.check(request)
     if chunk_size is not None and chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1, but it is {chunk_size}.")

@@ -1,23 +1,24 @@
-"""Calibration after any method: one number, fitted on validation data."""
+"""Calibration after any method: temperatures, and how draws are averaged, fitted on validation data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bayesify._core.deprecation import renamed
-from bayesify._core.inputs import as_loader
+from bayesify._core.inputs import as_loader, in_network_type
 from bayesify._core.modes import evaluation_mode
 from bayesify._core.trees import to_device
 from bayesify.laws import Posterior, require_posterior, warn_unless_learned
 from bayesify.likelihoods import Stream
+from bayesify.likelihoods.pooling import Pooling, Temperatures, check_pooling
 from bayesify.likelihoods.prediction import Prediction
-from bayesify.prediction import add_draws, posterior_device
+from bayesify.prediction import Views, add_views, as_views, posterior_device
 
-__all__ = ["calibrate"]
+__all__ = ["Outputs", "calibrate", "draws_of"]
 
 
 @renamed(num_samples="num_draws")
@@ -25,50 +26,105 @@ def calibrate(
     posterior: Posterior,
     val_loader: Iterable[Any],
     *,
+    views: Views | Sequence[Any] | str | None = None,
+    pooling: Pooling | float = "auto",
+    temperatures: Temperatures = "auto",
     num_draws: int | None = None,
     seed: int = 0,
 ) -> Posterior:
-    """Fit the temperature, or for regression the variance's scale, on validation data.
+    """Fit temperatures and pooling, or for regression the variance's scale, on validation data.
 
-    Classification: p = (1/S) sum_s softmax(logits_s / T) with the T of least NLL; regression: the predictive variance
-    times the c of least NLL. On the data given, the result is never worse than before. It acts on predictions, not on
-    the loss, and is saved with the posterior.
+    Classification: draws p_s = softmax(logits_s / T) become p proportional to ((1/S) sum_s p_s^a)^(1/a), with the T and
+    the a of least NLL; regression: the predictive variance times the c of least NLL. It acts on predictions, by draws
+    and without, never on the loss, and is saved with the posterior. Total, aleatoric and epistemic uncertainty stay
+    those of the average of the tempered probabilities.
 
     Args:
         posterior: Any posterior; it is changed in place.
         val_loader: Batches of (inputs, targets) that were not trained on.
+        views: As in `predict`; they become the posterior's own, `posterior.views`.
+        pooling: How draws are averaged: "probs", a = 1; "log-probs", a = 0, the normalised average of
+            log-probabilities; "power", with an a between the two that is fitted; a number; or "auto", which of these
+            is best in cross-validation, and "probs" unless another is better by more than a standard error.
+        temperatures: "one"; "each", one for each member of an ensemble or component of a mixture, which need not be
+            equally sharp; or "auto", chosen like the pooling.
         num_draws: How many draws; None takes the posterior's own number.
         seed: Of the draws.
 
     Returns:
-        The same posterior. `posterior.likelihood.temperature` (or `variance_scale`) holds the number.
+        The same posterior. `posterior.likelihood.temperature` and `.exponent` (or `.variance_scale`) hold the numbers.
 
     Memory is that of the draws' outputs on the validation data, S x N x C numbers.
+
+    Example:
+        >>> from torch import nn
+        >>> from bayesify import convert
+        >>> posterior = convert(nn.Linear(2, 2, bias=False), "map")
+        >>> x = torch.randn(64, 2)
+        >>> _ = calibrate(posterior, [(x, posterior.network(x).argmax(-1))])
+        >>> bool(posterior.likelihood.temperature < 1)  # it was always right, so it may be surer
+        True
     """
     require_posterior(posterior)
     warn_unless_learned(posterior)
-    batches = []
-    device = posterior_device(posterior)
-    with torch.no_grad(), evaluation_mode(posterior):
-        keys = posterior.keys(num_draws, seed)
-        for batch in as_loader(val_loader, "calibrate"):
-            inputs, target = posterior.split_batch(to_device(batch, device))
-            kept = _Keep()
-            add_draws(posterior, inputs, keys, kept)
-            posterior.likelihood.check(kept.outputs[0][0], target)
-            batches.append((torch.cat(kept.outputs), target))
-    if not batches:
-        raise ValueError("The validation loader gave no batch. Check its data set and sampler.")
-    posterior.likelihood.calibrate(batches)
+    check_pooling(pooling, temperatures)
+    seen = as_views(views, posterior.views)
+    found = draws_of(posterior, val_loader, seen, num_draws=num_draws, seed=seed)
+    posterior.likelihood.calibrate(found.batches, parts=found.parts, pooling=pooling, temperatures=temperatures)
+    if views is not None:
+        posterior.views = seen
     return posterior
 
 
-class _Keep(Stream):
-    def __init__(self) -> None:
-        self.outputs: list[Tensor] = []
+class Outputs(Stream):
+    """Keeps all outputs that are added, and what they are of.
 
-    def add(self, outputs: Tensor) -> None:
-        self.outputs.append(outputs)
+    Attributes:
+        batches: Outputs (S, B, ...) and targets of each batch.
+        parts: Which part of a mixture each draw is of, alike for all batches.
+    """
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[Tensor, Tensor]] = []
+        self.parts: list[int] = []
+        self._outputs: list[Tensor] = []
+        self._parts: list[int] = []
+
+    def add(self, outputs: Tensor, *, part: int = 0, view: int = 0) -> None:
+        """Keep outputs of some draws."""
+        del view
+        self._outputs.append(outputs)
+        self._parts += [part] * len(outputs)
+
+    @property
+    def first(self) -> Tensor:
+        """The first draw of the present batch, (B, ...)."""
+        return self._outputs[0][0]
+
+    def end(self, target: Tensor) -> None:
+        """End a batch."""
+        self.batches.append((torch.cat(self._outputs), target))
+        self.parts, self._parts, self._outputs = self._parts, [], []
 
     def result(self) -> Prediction:
+        """Refuse."""
         raise TypeError("Kept outputs are not a prediction.")
+
+
+def draws_of(
+    posterior: Posterior, loader: Iterable[Any], views: Views, *, num_draws: int | None = None, seed: int = 0
+) -> Outputs:
+    """Return the outputs of draws on all batches of a loader, with the targets."""
+    kept, device = Outputs(), posterior_device(posterior)
+    with torch.no_grad(), posterior.lock, evaluation_mode(posterior):
+        keys = posterior.keys(num_draws, seed)
+        plan = views.plan(keys, finite=posterior.law.functions is not None)
+        for batch in as_loader(loader, "calibrate"):
+            inputs, target = posterior.split_batch(to_device(batch, device))
+            inputs = in_network_type(inputs, posterior.network)
+            add_views(posterior, inputs, views, plan, kept)
+            posterior.likelihood.check(kept.first, target)
+            kept.end(target)
+    if not kept.batches:
+        raise ValueError("The validation loader gave no batch. Check its data set and sampler.")
+    return kept

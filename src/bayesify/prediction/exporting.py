@@ -7,7 +7,7 @@ import os
 import re
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,8 @@ from bayesify._core.modes import evaluation_mode
 from bayesify._core.trees import batch_rows, call, map_tensors, repeat_rows, slice_rows, to_device
 from bayesify.laws import Pass, Posterior, require_posterior, warn_unless_learned
 from bayesify.likelihoods.prediction import Prediction
-from bayesify.prediction import Mean, Predictor, Streamlined, as_predictor, posterior_device
+from bayesify.prediction import Mean, Predictor, Streamlined, Views, as_predictor, as_views, posterior_device
+from bayesify.prediction.views import ONE
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -39,6 +40,7 @@ def export(
     path: str | Path | None = None,
     *,
     how: str | Predictor = "streamlined",
+    views: Views | Sequence[Any] | str | None = None,
     variance_scale: float = 1.0,
 ) -> ExportedProgram:
     """Turn a prediction without draws into one graph of torch's own operations, and write it to a file.
@@ -53,6 +55,7 @@ def export(
         path: `*.pt2` for `torch.export.load`, `*.onnx` for ONNX Runtime and others, which takes the extra
             `bayesify[export]`; None writes nothing.
         how: As in `predict`, but for "sampling"; see `capabilities`. Backward passes are traced as well.
+        views: As in `predict`; the program sees the inputs as they are, and makes a pass for each view.
         variance_scale: From `fit_variance_scale`.
 
     Returns:
@@ -85,7 +88,8 @@ def export(
         _require_onnx()
     example = _several(to_device(example, posterior_device(posterior)))
     with posterior.lock, evaluation_mode(posterior), torch.inference_mode(False), torch.no_grad():
-        predict, backward = _predicted(posterior, example, predictor, variance_scale)
+        seen = as_views(views, posterior.views)
+        predict, backward = _predicted(posterior, example, predictor, variance_scale, seen)
         names = list(predict(example))
         network = _Predictor(_flattened(predict, example) if backward() else predict, example)
         try:
@@ -129,11 +133,11 @@ def _tensors_of(prediction: Prediction) -> dict[str, Tensor]:
 
 
 def _predicted(
-    posterior: Posterior, example: Any, predictor: Predictor, scale: float
+    posterior: Posterior, example: Any, predictor: Predictor, scale: float, views: Views
 ) -> tuple[Outputs, Callable[[], bool]]:
     """Return the function to be traced, and whether it took a backward pass or derivatives when it was last run."""
     if isinstance(predictor, Mean):
-        return lambda inputs: _tensors_of(_mean(posterior, inputs)), lambda: False
+        return lambda inputs: _tensors_of(_mean(posterior, inputs, views)), lambda: False
     from bayesify.prediction.one_pass import OnePass
 
     found = OnePass(posterior, predictor, example)
@@ -147,7 +151,7 @@ def _predicted(
         )
 
     def run(inputs: Any) -> dict[str, Tensor]:
-        return _tensors_of(found.predict(inputs, num_draws=None, seed=0, scale=scale))
+        return _tensors_of(found.predict(inputs, num_draws=None, seed=0, scale=scale, views=views))
 
     return run, lambda: found.differentiated
 
@@ -163,11 +167,12 @@ def _flattened(predict: Outputs, example: Any) -> Outputs:
     return made
 
 
-def _mean(posterior: Posterior, inputs: Any) -> Prediction:
-    stream = posterior.likelihood.stream()
+def _mean(posterior: Posterior, inputs: Any, views: Views) -> Prediction:
+    stream, part = posterior.likelihood.stream(), posterior.present_part
     posterior.require_mean()
-    with posterior.patched(posterior.patch(Pass("mean", part=posterior.present_part))):
-        stream.add(posterior.read(call(posterior.network, inputs))[None])
+    for seen, one in views.streams(posterior.likelihood, inputs, stream):
+        with posterior.patched(posterior.patch(Pass("mean", part=part))):
+            one.add(posterior.read(call(posterior.network, seen))[None], part=part if isinstance(part, int) else 0)
     return stream.result()
 
 
@@ -198,7 +203,7 @@ def _traced(network: nn.Module, example: Any) -> ExportedProgram:
 def _advice(posterior: Posterior, example: Any) -> str:
     """Say what makes the number of examples a constant: the network, if it cannot be traced on its own either."""
     try:
-        _traced(_Predictor(lambda inputs: _tensors_of(_mean(posterior, inputs)), example), example)
+        _traced(_Predictor(lambda inputs: _tensors_of(_mean(posterior, inputs, ONE)), example), example)
     except torch._dynamo.exc.UserError:
         return "In the network's forward, write x.shape[0] for len(x) and no number that depends on the batch."
     return (

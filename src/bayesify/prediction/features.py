@@ -101,8 +101,9 @@ class FeatureStream(Stream):
         self.count = 0
         self.mean = self.spread = torch.zeros(())
 
-    def add(self, outputs: Tensor) -> None:
+    def add(self, outputs: Tensor, *, part: int = 0, view: int = 0) -> None:
         """Add the features of the pass that gave these outputs."""
+        del part, view
         values = self.features.of(outputs)
         if self.samples is not None:
             self.samples.append(values.clone())

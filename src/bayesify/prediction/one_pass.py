@@ -27,6 +27,7 @@ from bayesify.prediction.outputs import OutputMoments, prediction_of
 from bayesify.prediction.predictors import Predictor, Streamlined
 from bayesify.prediction.streamlined import MomentsPass
 from bayesify.prediction.streamlined.moments import NoRuleError
+from bayesify.prediction.views import ONE, Views, dense_dims
 
 __all__ = ["OnePass", "Scale", "one_pass_of"]
 
@@ -188,20 +189,30 @@ class OnePass:
 
     # -- predictions ------------------------------------------------------------------------------------------------
 
-    def moments(self, inputs: Any, *, scale: Scale = 1.0, input_variance: Tensor | None = None) -> list[OutputMoments]:
-        """Return the outputs' moments for each component of the posterior."""
+    def moments(
+        self, inputs: Any, *, scale: Scale = 1.0, input_variance: Tensor | None = None, views: Views = ONE
+    ) -> list[OutputMoments]:
+        """Return the outputs' moments for each component of the posterior, on each view."""
         if isinstance(scale, Mapping):
-            return self.scaled(scale).moments(inputs, input_variance=input_variance)
+            return self.scaled(scale).moments(inputs, input_variance=input_variance, views=views)
         if input_variance is not None and not all(self.passes):
             raise ValueError(
                 "Only Streamlined(engine='moments') takes an input_variance; this prediction is "
                 f"{self.words.partition(':')[0]!r} and takes inputs as they are."
             )
-        found = []
-        for component, forward, factor in zip(self.components, self.passes, self.factors, strict=True):
-            mean, variance, covariance = self._moments(component, forward, inputs, input_variance)
-            made = OutputMoments(mean, variance, self.words, covariance, component.weight)
-            found.append(made.times(scale * factor))
+        if input_variance is not None and len(views) > 1:
+            raise ValueError(
+                "The variance of inputs is that of one view. Give views='identity' with an input_variance."
+            )
+        likelihood, found = self.posterior.likelihood, []
+        for index, view in enumerate(views):
+            seen = view(inputs)
+            for component, forward, factor in zip(self.components, self.passes, self.factors, strict=True):
+                mean, variance, covariance = self._moments(component, forward, seen, input_variance)
+                made = OutputMoments(
+                    mean, variance, self.words, covariance, component.weight, component.part, index
+                ).times(scale * factor)
+                found.append(made.undone(view, dense_dims(likelihood, mean, inputs)))
         return found
 
     def _moments(
@@ -232,9 +243,10 @@ class OnePass:
         seed: int,
         scale: Scale = 1.0,
         input_variance: Tensor | None = None,
+        views: Views = ONE,
     ) -> Prediction:
         """Return the prediction for a batch."""
-        moments = self.moments(inputs, scale=scale, input_variance=input_variance)
+        moments = self.moments(inputs, scale=scale, input_variance=input_variance, views=views)
         return prediction_of(self.posterior.likelihood, moments, num_draws=num_draws, seed=seed)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from bayesify.likelihoods import Likelihood
 from bayesify.likelihoods.categorical import independent_variances
 from bayesify.likelihoods.prediction import Prediction
+from bayesify.prediction.views import View
 
 __all__ = ["OutputMoments", "independent_variances", "prediction_of"]
 
@@ -24,6 +25,8 @@ class OutputMoments:
         predictor: Where they come from, in words.
         covariance: (B, ..., F, F) of the last dimension's outputs, where it is known; else None.
         weight: The component's share of the posterior.
+        part: Which part of a mixture the component is of.
+        view: Which view of the inputs it has seen.
     """
 
     mean: Tensor
@@ -31,6 +34,8 @@ class OutputMoments:
     predictor: str
     covariance: Tensor | None = None
     weight: float = 1.0
+    part: int = 0
+    view: int = 0
 
     def times(self, scale: float) -> OutputMoments:
         """Multiply variances and covariances by a number."""
@@ -38,6 +43,17 @@ class OutputMoments:
             return self
         variance = None if self.variance is None else self.variance * scale
         return replace(self, variance=variance, covariance=None if self.covariance is None else self.covariance * scale)
+
+    def undone(self, view: View, dims: tuple[int, int] | None) -> OutputMoments:
+        """Return the moments as they belong to the inputs as they are, of which the network saw a view."""
+        if dims is None and view.inverse is None:
+            return self
+        if self.covariance is not None:
+            raise ValueError(
+                "Covariances of maps of outputs cannot be taken back from a view. Use how='sampling' with views here."
+            )
+        assert self.variance is not None
+        return replace(self, mean=view.undo(self.mean, dims), variance=view.undo(self.variance, dims))
 
 
 def prediction_of(
@@ -52,15 +68,29 @@ def prediction_of(
         seed: Of the draws.
     """
     total = sum(one.weight for one in components)
-    weights = [one.weight / total for one in components]
     if num_draws is None:
-        made = Prediction.mixture(
-            [likelihood.from_gaussian(one.mean, one.variance, covariance=one.covariance) for one in components], weights
-        )
+        made = _integrated(likelihood, components)
     else:
         stream = likelihood.stream()
-        for one, weight in zip(components, weights, strict=True):
-            number = max(1, round(num_draws * len(components) * weight)) if num_draws > 0 else num_draws
-            stream.add_gaussian(one.mean, one.variance, one.covariance, num_draws=number, seed=seed)
+        for one in components:
+            share = one.weight / total
+            number = max(1, round(num_draws * len(components) * share)) if num_draws > 0 else num_draws
+            stream.add_gaussian(
+                one.mean, one.variance, one.covariance, num_draws=number, seed=seed, part=one.part, view=one.view
+            )
         made = stream.result()
     return replace(made, predictor=components[0].predictor)  # type: ignore[call-arg]
+
+
+def _integrated(likelihood: Likelihood, components: Sequence[OutputMoments]) -> Prediction:
+    """Return the mixture of the components of each view, and of the views."""
+    found, shares = [], []
+    for view in sorted({one.view for one in components}):
+        own = [one for one in components if one.view == view]
+        share = sum(one.weight for one in own)
+        each = [
+            likelihood.from_gaussian(one.mean, one.variance, covariance=one.covariance, part=one.part) for one in own
+        ]
+        found.append(likelihood.mixture(each, [one.weight / share for one in own]))
+        shares.append(share)
+    return likelihood.mixture(found, [share / sum(shares) for share in shares], views=True)

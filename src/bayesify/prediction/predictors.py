@@ -15,7 +15,8 @@ from bayesify.laws import Posterior, Refusal
 from bayesify.likelihoods import Stream
 from bayesify.likelihoods.prediction import Prediction
 from bayesify.prediction.features import FeatureStream, features_read
-from bayesify.prediction.sampling import add_draws
+from bayesify.prediction.sampling import add_views
+from bayesify.prediction.views import ONE, Views
 
 __all__ = [
     "PREDICTORS",
@@ -47,6 +48,7 @@ class Request:
     output: str = "prediction"
     variance_scale: float | Mapping[str, float] = 1.0
     input_variance: Tensor | None = None
+    views: Views = ONE
 
 
 class Predictor(ABC):
@@ -116,8 +118,9 @@ class Sampling(Predictor):
         """Name the draws."""
         del inputs
         keys = posterior.keys(request.num_draws, request.seed)
+        plan = request.views.plan(keys, finite=posterior.law.functions is not None)
         return lambda chunk, _: _collected(
-            posterior, chunk, request, lambda stream: add_draws(posterior, chunk, keys, stream)
+            posterior, chunk, request, lambda stream: add_views(posterior, chunk, request.views, plan, stream)
         )
 
 
@@ -141,9 +144,13 @@ class Mean(Predictor):
         del inputs
         posterior.require_mean()
         p = replace(posterior.present(), kind="mean", keys=())
-        return lambda chunk, _: _collected(
-            posterior, chunk, request, lambda stream: stream.add(posterior.outputs(chunk, replace(p))[None])
-        )
+        part = p.part if isinstance(p.part, int) else 0
+
+        def add(chunk: Any, stream: Stream) -> None:
+            for seen, one in request.views.streams(posterior.likelihood, chunk, stream):
+                one.add(posterior.outputs(seen, replace(p))[None], part=part)
+
+        return lambda chunk, _: _collected(posterior, chunk, request, lambda stream: add(chunk, stream))
 
 
 class _WithoutDraws(Predictor):
@@ -183,6 +190,7 @@ class _WithoutDraws(Predictor):
             seed=request.seed,
             scale=request.variance_scale,
             input_variance=spread,
+            views=request.views,
         )
 
 

@@ -12,8 +12,9 @@ from bayesify.laws import Key, Posterior
 from bayesify.likelihoods import Stream
 from bayesify.prediction.layout import Layout, layout_of
 from bayesify.prediction.prefix import shared_prefix
+from bayesify.prediction.views import Seen, Views
 
-__all__ = ["add_draws"]
+__all__ = ["add_draws", "add_views"]
 
 
 def add_draws(posterior: Posterior, inputs: Any, keys: Sequence[Key], stream: Stream) -> None:
@@ -26,6 +27,15 @@ def add_draws(posterior: Posterior, inputs: Any, keys: Sequence[Key], stream: St
         _add(posterior, inputs, keys, stream, layout_of(posterior, inputs, keys))
 
 
+def add_views(
+    posterior: Posterior, inputs: Any, views: Views, plan: Sequence[tuple[int, Sequence[Key]]], stream: Stream
+) -> None:
+    """Evaluate draws on views of the inputs, as `Views.plan` has it; see `add_draws`."""
+    for index, keys in plan:
+        view = views[index]
+        add_draws(posterior, view(inputs), keys, Seen(stream, view, index, posterior.likelihood, inputs))
+
+
 def _add(posterior: Posterior, inputs: Any, keys: Sequence[Key], stream: Stream, layout: Layout) -> None:
     passes = _passes(layout, batch_rows(inputs), keys)
     tiled = layout.joins and max(map(len, passes)) > 1
@@ -33,7 +43,8 @@ def _add(posterior: Posterior, inputs: Any, keys: Sequence[Key], stream: Stream,
     done = 0
     try:
         for some in passes:
-            stream.add(posterior.evaluate(inputs, some, tiled=tiled, prefix=prefix))
+            outputs = posterior.evaluate(inputs, some, tiled=tiled, prefix=prefix)
+            stream.add(outputs, part=some[0].path[0] if some[0].path else 0)
             done += len(some)
     except Exception as error:
         if tiled or max(map(len, passes)) == 1:

@@ -20,6 +20,7 @@ from bayesify.likelihoods import Likelihood
 from bayesify.prediction.one_pass import OnePass, one_pass_of
 from bayesify.prediction.outputs import OutputMoments, prediction_of
 from bayesify.prediction.predictors import Predictor, as_predictor
+from bayesify.prediction.views import Views, as_views
 
 __all__ = ["fit_variance_scale"]
 
@@ -65,8 +66,8 @@ def fit_variance_scale(
 ) -> float | dict[str, float]:
     """Find the scale of the outputs' variances with the least negative log-likelihood.
 
-    The network runs once over the data; a search in the logarithm of the scale follows, between 1e-4 and 1e4. The
-    result is never worse on these data than a scale of 1.
+    The network runs once over the data, on the posterior's own views; a search in the logarithm of the scale follows,
+    between 1e-4 and 1e4. The result is never worse on these data than a scale of 1.
 
     With `per_layer` each layer's weights have a scale of their own. To first order the outputs' variance is the sum of
     what the layers cause, V = sum_l s_l V_l, so that one run for each layer is enough, and the scales are searched for
@@ -104,9 +105,10 @@ def fit_variance_scale(
     with torch.inference_mode(False), torch.no_grad(), posterior.lock, evaluation_mode(posterior):
         batches = [posterior.split_batch(to_device(batch, device)) for batch in val_loader] if per_layer else []
         seen: Iterable[Any] = batches or (posterior.split_batch(to_device(batch, device)) for batch in val_loader)
+        views = as_views(None, posterior.views)
         found: Found = []
         for inputs, targets in seen:
-            moments = one_pass_of(posterior, predictor, inputs).moments(inputs)
+            moments = one_pass_of(posterior, predictor, inputs).moments(inputs, views=views)
             posterior.likelihood.check(moments[0].mean, targets)
             found.append((moments, targets))
         if not found:
@@ -118,7 +120,7 @@ def fit_variance_scale(
         scale: float | dict[str, float]
         if per_layer:
             value = nll(found)
-            scale = _per_layer(one_pass_of(posterior, predictor, batches[0][0]), batches, found, nll)
+            scale = _per_layer(one_pass_of(posterior, predictor, batches[0][0]), batches, views, found, nll)
         else:
             best, value = minimise(lambda log: nll(_times(found, math.exp(log))), LOWEST, HIGHEST, start=0.0)
             scale = math.exp(best)
@@ -128,7 +130,11 @@ def fit_variance_scale(
 
 
 def _per_layer(
-    one_pass: OnePass, batches: Sequence[tuple[Any, Tensor]], found: Found, nll: Callable[[Found], float]
+    one_pass: OnePass,
+    batches: Sequence[tuple[Any, Tensor]],
+    views: Views,
+    found: Found,
+    nll: Callable[[Found], float],
 ) -> dict[str, float]:
     layers = one_pass.layers
     if not layers:
@@ -136,7 +142,7 @@ def _per_layer(
 
     def run(scales: dict[str, float]) -> Found:
         passes = one_pass.scaled(scales)
-        return [(passes.moments(inputs), targets) for inputs, targets in batches]
+        return [(passes.moments(inputs, views=views), targets) for inputs, targets in batches]
 
     # What each layer causes alone, (L, B, ...), for each component of each batch; noise of layers is left as it is.
     silent = run(dict.fromkeys(layers, 0.0))

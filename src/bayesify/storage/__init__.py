@@ -12,7 +12,7 @@ from bayesify.conversion import describe
 from bayesify.laws import Posterior, require_posterior
 from bayesify.storage.configuration import FORMAT, check_config
 from bayesify.storage.probe import check_probe, check_rates, drop_rates, make_probe
-from bayesify.storage.rebuilding import rebuild
+from bayesify.storage.rebuilding import make_room, rebuild
 from bayesify.storage.tensors import (
     LEFT,
     check_likelihood,
@@ -75,6 +75,7 @@ def save(posterior: Posterior, path: str | Path) -> None:
         "fingerprints": {network[name]: marks[name] for name in network},
         "rates": drop_rates(posterior),
         "probe": make_probe(posterior),
+        "views": None if posterior.views is None else posterior.views.config(),
     }
     write_version(Path(path), config, added, {name: marks[name] for name in added})
 
@@ -107,7 +108,7 @@ def load(path: str | Path, network: nn.Module, *, memory_map: bool = False, prob
     posterior = rebuild(config, tensors, network, folder)
     learns = posterior.learning is not None
     posterior.learning = None
-    posterior.law.make_room(tensors)
+    make_room(posterior, tensors, folder)
     state = kept(posterior)
     stored, tensors = tensors, modernised(tensors, state, learns)
     ours = {name for name in config["network"] if name in state or not (learns and LEFT.match(name))}

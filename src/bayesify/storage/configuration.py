@@ -32,6 +32,8 @@ _TYPES_2: dict[str, Any] = {
     "digest": str,
 }
 
+_OPTIONAL: dict[str, Any] = {"views": list[str] | None}  # which older folders of this format do not have
+
 
 def check_config(config: dict[str, Any], folder: Path) -> bool:
     """Raise where a configuration is not one of ours; return whether its tensors are sealed."""
@@ -44,9 +46,10 @@ def check_config(config: dict[str, Any], folder: Path) -> bool:
     types = _TYPES if version == 1 else _TYPES_2
     if missing := sorted(types.keys() - config.keys()):
         raise FileError(f"{path} lacks {missing}. Save the posterior again.")
+    types = types if version == 1 else {**types, **_OPTIONAL}
     if unknown := sorted(config.keys() - types.keys()):
         raise FileError(f"{path} has {unknown[:5]}, which format {version} does not know. Save the posterior again.")
-    if wrong := sorted(key for key, kind in types.items() if not fits(config[key], kind)):
+    if wrong := sorted(key for key, kind in types.items() if key in config and not fits(config[key], kind)):
         raise FileError(f"{path} has values of the wrong type for {wrong}. Save the posterior again.")
     if version == 1:
         return False

@@ -17,12 +17,13 @@ from bayesify.laws import Law, MemberLaw, Posterior, law_class
 from bayesify.laws.members import rebase
 from bayesify.likelihoods import likelihood_from_dict
 from bayesify.methods import list_methods, method_from_dict
+from bayesify.prediction import Views
 from bayesify.selection import Conversion, ConversionRow, Selection, select_parameters
 from bayesify.storage.sizes import fitted_to
 from bayesify.storage.tensors import tensors_of
 from bayesify.storage.versions import CONFIG
 
-__all__ = ["rebuild"]
+__all__ = ["make_room", "rebuild"]
 
 
 def rebuild(config: dict[str, Any], tensors: Mapping[str, Tensor], network: nn.Module, folder: Path) -> Posterior:
@@ -61,7 +62,25 @@ def rebuild(config: dict[str, Any], tensors: Mapping[str, Tensor], network: nn.M
     posterior.conversion = conversion
     posterior.output_key = config["output_key"]
     posterior.default_draws = config["default_samples"]
+    if config.get("views") is not None:
+        try:
+            posterior.views = Views(*config["views"])
+        except ValueError as error:
+            raise FileError(f"{where} has views that cannot be: {error} Save it again.") from error
     return posterior
+
+
+def make_room(posterior: Posterior, tensors: Mapping[str, Tensor], folder: Path) -> None:
+    """Give tensors whose shape learning or calibration decides the shapes that a file has them in."""
+    posterior.law.make_room(tensors)
+    likelihood, prefix = posterior.likelihood, "likelihood."
+    likelihood.make_room({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
+    temperature, parts = getattr(likelihood, "temperature", None), posterior.law.num_parts
+    if temperature is not None and temperature.ndim and len(temperature) != parts:
+        raise FileError(
+            f"{folder} has {len(temperature)} temperatures, and {posterior.law.described()} has {parts} part(s). "
+            "Calibrate and save the posterior again."
+        )
 
 
 @dataclass(frozen=True)

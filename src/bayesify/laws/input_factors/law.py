@@ -96,6 +96,7 @@ class InputFactorLaw(Law):
         for weight in weights[1:]:
             dtype = torch.promote_types(dtype, weight.dtype)
         ones = torch.ones(components, size, dtype=dtype, device=weights[0].device)
+        self.num_parts = components
         self.component_means = nn.Parameter(ones)
         self.component_rhos = nn.Parameter(torch.full_like(ones, -math.inf))
         self._warned = False
@@ -264,6 +265,7 @@ class InputFactorLaw(Law):
                 self.by_parameter(variances[part]),
                 own,
                 place=lambda factors: self.multiplied(factors, trace),
+                part=part,
             )
             for part in range(self.num_components)
         ]

@@ -1,0 +1,275 @@
+"""How the probabilities of several draws become one distribution: the power mean, and its fit to validation data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from bayesify._core.maths import minimise
+
+__all__ = ["Pooled", "Pooling", "PowerMean", "Temperatures", "check_pooling", "fit_pooled", "normalised", "pool"]
+
+Pooling = Literal["auto", "probs", "log-probs", "power"]
+Temperatures = Literal["auto", "one", "each"]
+FOLDS = 5
+LOWEST, HIGHEST = -4.0, 4.0  # of the logarithm of a temperature
+CROSS_VALIDATED = 2**19  # numbers of the draws' logits, at most: more examples do not change which way is best
+AT_ONCE = 2**22  # numbers at a time
+STEPS = 40
+
+
+class PowerMean:
+    """The power mean of distributions, one group of draws at a time; memory does not grow with their number.
+
+    p_c is proportional to ((1/S) sum_s p_sc^a)^(1/a): the average of probabilities for a = 1, and in the limit a = 0
+    exp((1/S) sum_s ln p_sc), the normalised average of log-probabilities.
+
+    Args:
+        exponent: a, from 0 to 1.
+
+    Example:
+        >>> mean = PowerMean(0.0)
+        >>> mean.add(torch.tensor([[0.5, 0.5], [0.2, 0.8]]).log())
+        >>> mean.result()[0].exp()  # sqrt(.5 .2) : sqrt(.5 .8)
+        tensor([0.3333, 0.6667])
+    """
+
+    def __init__(self, exponent: float) -> None:
+        self.exponent = exponent
+        self.count = 0
+        self.total = torch.zeros(())
+
+    def add(self, log_probs: Tensor) -> None:
+        """Add draws, (S, ..., C)."""
+        if self.exponent:
+            found = (self.exponent * log_probs).logsumexp(0)
+            self.total = torch.logaddexp(self.total, found) if self.count else found
+        else:
+            found = log_probs.sum(0)
+            self.total = self.total + found if self.count else found
+        self.count += len(log_probs)
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        """Return ln p, (..., C), and the logarithm of what normalised it, (...)."""
+        if self.exponent:
+            return normalised((self.total - math.log(self.count)) / self.exponent)
+        return normalised(self.total / self.count)
+
+
+def normalised(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ln softmax, and the logarithm of the sum that it divides by; all classes ruled out stay so."""
+    total = logits.logsumexp(-1)
+    return logits - total.clamp_min(torch.finfo(logits.dtype).min)[..., None], total
+
+
+def pool(log_probs: Tensor, exponent: float) -> Tensor:
+    """Return the power mean of distributions (S, ..., C) over the first dimension, (..., C), as logarithms."""
+    mean = PowerMean(exponent)
+    mean.add(log_probs)
+    return mean.result()[0]
+
+
+def check_pooling(pooling: str | float, temperatures: str) -> None:
+    """Refuse what there is not."""
+    known = get_args(Pooling)
+    if isinstance(pooling, str) and pooling not in known:
+        raise ValueError(f"pooling must be one of {list(known)}, or an exponent from 0 to 1, but it is {pooling!r}.")
+    if not isinstance(pooling, str) and not 0 <= pooling <= 1:
+        raise ValueError(
+            f"pooling={pooling} must be an exponent from 0, the average of log-probabilities, to 1, of probabilities."
+        )
+    if temperatures not in get_args(Temperatures):
+        raise ValueError(f"temperatures must be one of {list(get_args(Temperatures))}, but it is {temperatures!r}.")
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """A way to pool tempered draws.
+
+    Attributes:
+        temperature: One, (), or one for each part, (M,).
+        exponent: Of the power mean.
+    """
+
+    temperature: Tensor
+    exponent: float
+
+    def log_prob(self, logits: Tensor, labels: Tensor, parts: Tensor) -> Tensor:
+        """Return ln p of the labels, (N,), in float64.
+
+        Args:
+            logits: Of the draws, (S, N, C).
+            labels: (N,).
+            parts: Which part of a mixture each draw is of, (S,).
+        """
+        return _log_prob(self.temperature.double().log(), self.exponent, logits, labels, parts)
+
+
+def _log_prob(logs: Tensor, exponent: float | Tensor, logits: Tensor, labels: Tensor, parts: Tensor) -> Tensor:
+    """Return ln p of the labels for logarithms of temperatures and an exponent; both may have gradients."""
+    scale = (-(logs if logs.ndim == 0 else logs[parts][:, None, None])).exp()
+    log_probs = functional.log_softmax(logits.double() * scale, -1)
+    if isinstance(exponent, Tensor):
+        pooled = (exponent * log_probs).logsumexp(0) / exponent
+    elif exponent == 1:  # normalised already, so that the label's own probabilities are all that is needed
+        picked = log_probs.gather(-1, labels.expand(len(logits), -1)[..., None])[..., 0]
+        return picked.logsumexp(0) - math.log(len(logits))
+    else:
+        pooled = (exponent * log_probs).logsumexp(0) / exponent if exponent else log_probs.mean(0)
+    return functional.log_softmax(pooled, -1).gather(-1, labels[:, None])[:, 0]
+
+
+def _in_chunks(logits: Tensor) -> list[slice]:
+    rows = max(1, AT_ONCE // max(1, logits.shape[0] * logits.shape[2]))
+    return [slice(start, start + rows) for start in range(0, logits.shape[1], rows)]
+
+
+def _nll(way: Pooled, logits: Tensor, labels: Tensor, parts: Tensor) -> float:
+    total = sum(float(way.log_prob(logits[:, some], labels[some], parts).sum()) for some in _in_chunks(logits))
+    return -total / len(labels)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A family of poolings, of which the best is fitted."""
+
+    exponent: float | None  # None is fitted
+    each: bool  # a temperature for each part
+
+    @property
+    def order(self) -> tuple[int, bool]:
+        """Return how simple it is, simplest first: the average of probabilities with one temperature."""
+        return int(self.each) + int(self.exponent is None), self.exponent != 1
+
+    def fit(self, logits: Tensor, labels: Tensor, parts: Tensor, start: Pooled, *, tolerance: float = 1e-6) -> Pooled:
+        """Return the best of the family."""
+        count = int(parts.max()) + 1 if self.each else 1
+        fixed = 1.0 if self.exponent is None else self.exponent
+
+        def loss(log: float) -> float:
+            return _nll(Pooled(torch.tensor(log).double().exp(), fixed), logits, labels, parts)
+
+        before = float(start.temperature.double().log().mean())
+        best, _ = minimise(loss, LOWEST, HIGHEST, start=before, tolerance=tolerance)
+        if self.exponent is not None and count == 1:
+            return Pooled(torch.tensor(best, dtype=torch.float64).exp(), fixed)
+        logs = torch.full((count,) if self.each else (), best, dtype=torch.float64)
+        return _descended(logs, self.exponent, logits, labels, parts)
+
+
+def _descended(logs: Tensor, exponent: float | None, logits: Tensor, labels: Tensor, parts: Tensor) -> Pooled:
+    """Minimise the NLL in several numbers, by L-BFGS."""
+    logs = logs.to(logits.device).requires_grad_()
+    inner = torch.zeros((), dtype=torch.float64, device=logits.device, requires_grad=exponent is None)
+    known = [logs] if exponent is not None else [logs, inner]
+    optimizer = torch.optim.LBFGS(known, max_iter=STEPS, line_search_fn="strong_wolfe", tolerance_change=1e-10)
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        total = 0.0
+        for some in _in_chunks(logits):
+            with torch.enable_grad():
+                # A temperature for a part without draws here stays; none leaves what can be represented.
+                value = inner.sigmoid().clamp(1e-3, 1.0) if exponent is None else exponent
+                found = -_log_prob(logs.clamp(LOWEST, HIGHEST), value, logits[:, some], labels[some], parts)
+                loss = found.sum() / len(labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += float(loss.detach())
+        return total
+
+    optimizer.step(closure)  # type: ignore[no-untyped-call]
+    temperature = logs.detach().clamp(LOWEST, HIGHEST).exp()
+    return Pooled(temperature, float(inner.detach().sigmoid().clamp(1e-3, 1.0)) if exponent is None else exponent)
+
+
+def _ways(pooling: Pooling | float, temperatures: Temperatures, draws: int, parts: int) -> list[_Way]:
+    """Return the families to compare, the simplest first."""
+    exponents: tuple[float | None, ...]
+    if not isinstance(pooling, str):
+        exponents = (float(pooling),)
+    elif pooling == "probs" or draws == 1:  # one distribution is its own average
+        exponents = (1.0,)
+    else:
+        exponents = {"log-probs": (0.0,), "power": (None,), "auto": (1.0, 0.0, None)}[pooling]
+    each = {"one": (False,), "each": (parts > 1,), "auto": (False, True) if parts > 1 else (False,)}[temperatures]
+    return sorted((_Way(exponent, one) for exponent in exponents for one in each), key=lambda way: way.order)
+
+
+def fit_pooled(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    start: Pooled,
+    parts: Sequence[int],
+    examples: Tensor | None = None,
+    pooling: Pooling | float = "probs",
+    temperatures: Temperatures = "one",
+) -> tuple[Pooled, float, float]:
+    """Return the pooling of least NLL, and the NLL before and after, which is never worse.
+
+    Where several families are possible ("auto"), each is fitted on four fifths of the examples and scored on the last,
+    five times; the best is taken where it beats the simplest by more than a standard error of their difference, else
+    the simplest.
+
+    Args:
+        logits: Of the draws, (S, N, C).
+        labels: (N,).
+        start: What there is now.
+        parts: Which part of a mixture each draw is of.
+        examples: Which example each position is of, (N,): folds and errors are over examples; None counts positions.
+        pooling: "probs", "log-probs", "power" with an exponent between the two, "auto", or an exponent.
+        temperatures: "one", "each" for one of each part, or "auto".
+    """
+    if not bool(logits.amax(-1).isfinite().all()):  # -inf is a class that is ruled out
+        raise ValueError("The draws' logits are not finite, so there is nothing to calibrate. Fit the posterior again.")
+    of = torch.tensor(list(parts), device=logits.device)
+    ways = _ways(pooling, temperatures, len(logits), int(of.max()) + 1)
+    examples = torch.arange(len(labels), device=labels.device) if examples is None else examples
+    way = ways[0] if len(ways) == 1 else _chosen(ways, logits, labels, of, examples, start)
+    before = _nll(start, logits, labels, of)
+    found = way.fit(logits, labels, of, start)
+    after = _nll(found, logits, labels, of)
+    # A start of another family may fit these data better; what was asked for is taken all the same, unless it is alike.
+    same = start.temperature.shape == found.temperature.shape and (way.exponent in (None, start.exponent))
+    return (start, before, before) if same and not after <= before else (found, before, after)
+
+
+def _chosen(
+    ways: Sequence[_Way], logits: Tensor, labels: Tensor, parts: Tensor, examples: Tensor, start: Pooled
+) -> _Way:
+    """Return the family with the least cross-validated NLL, or the simplest where it is as good."""
+    fold_of, number = _folds(examples, most=CROSS_VALIDATED // max(1, logits.shape[0] * logits.shape[2]))
+    if number < 2:
+        return ways[0]
+    scores = torch.full((len(ways), len(labels)), torch.nan, dtype=torch.float64, device=logits.device)
+    for fold in range(number):
+        learn, judge = (fold_of != fold) & (fold_of >= 0), fold_of == fold
+        for index, way in enumerate(ways):
+            fitted = way.fit(logits[:, learn], labels[learn], parts, start, tolerance=1e-3)
+            scores[index, judge] = -fitted.log_prob(logits[:, judge], labels[judge], parts)
+    judged = fold_of >= 0
+    scores, (_, groups) = scores[:, judged], torch.unique(examples[judged], return_inverse=True)
+    best = int(scores.mean(1).argmin())
+    gain = scores[0] - scores[best]
+    sums = torch.zeros(int(groups.max()) + 1, dtype=gain.dtype, device=gain.device).index_add_(0, groups, gain)
+    error = float(sums.std()) * math.sqrt(len(sums)) / len(gain)
+    return ways[best] if float(gain.mean()) > error else ways[0]
+
+
+def _folds(examples: Tensor, *, most: int) -> tuple[Tensor, int]:
+    """Return a fold for each position, alike for all of one example, -1 for those left out, and their number."""
+    _, groups = torch.unique(examples, return_inverse=True)
+    count = int(groups.max()) + 1
+    number = min(FOLDS, count)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).to(groups.device)
+    kept = max(number, min(count, most * count // max(1, len(examples))))
+    fold = torch.full((count,), -1, device=groups.device).scatter(
+        0, order[:kept], torch.arange(kept, device=groups.device) % number
+    )
+    return fold[groups], number

@@ -1,0 +1,262 @@
+"""Pooling: the power mean of draws, its limits, its fit, and the uncertainties that it leaves alone."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import optimize, special
+
+import bayesify
+from bayesify import Bernoulli, Categorical, DeepEnsemble
+from bayesify.likelihoods.pooling import Pooled, fit_pooled, pool
+from bayesify.likelihoods.prediction import Prediction
+
+F64 = torch.float64
+
+
+def power_mean(log_probs, a):
+    """The definition, in numpy, of distributions (S, ..., C)."""
+    powers = log_probs.mean(0) if a == 0 else special.logsumexp(a * log_probs, axis=0) / a
+    return special.log_softmax(powers, axis=-1)
+
+
+def draws(*shape, scale=3.0, seed=0):
+    return scale * torch.randn(*shape, dtype=F64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("a", [0.0, 1e-3, 0.3, 1.0])
+def test_the_mean_of_groups_is_that_of_the_definition(a):
+    logits = draws(5, 7, 4)
+    likelihood = Categorical(exponent=a).double()
+    likelihood.temperature.fill_(1.7)
+    stream = likelihood.stream()
+    for some in logits.split([1, 3, 1]):
+        stream.add(some)
+    found = stream.result()
+    tempered = special.log_softmax(logits.numpy() / 1.7, axis=-1)
+    np.testing.assert_allclose(found.log_probs, power_mean(tempered, a), rtol=0, atol=1e-10)
+    np.testing.assert_allclose(pool(torch.from_numpy(tempered), a), power_mean(tempered, a), rtol=0, atol=1e-10)
+    np.testing.assert_allclose(found.log_probs.exp().sum(-1), 1, rtol=1e-12)
+    # Uncertainties are those of the average of the same probabilities, whatever the pooling.
+    average = np.exp(tempered).mean(0)
+    np.testing.assert_allclose(found.total, special.entr(average).sum(-1), rtol=1e-10)
+    np.testing.assert_allclose(found.aleatoric, special.entr(np.exp(tempered)).sum(-1).mean(0), rtol=1e-10)
+    assert torch.allclose(found.total, found.aleatoric + found.epistemic, rtol=1e-10)
+
+
+def test_label_and_confidence_follow_the_pooling():
+    # Two draws are mildly for class 0; one is nearly sure that it is class 1, and rules class 0 out.
+    probs = torch.tensor([[[0.55, 0.45]], [[0.55, 0.45]], [[0.001, 0.999]]], dtype=F64)
+    for a in (1.0, 0.0):
+        found = Categorical(exponent=a).double().from_samples(probs.log())
+        expected = np.exp(power_mean(probs.log().numpy(), a))
+        np.testing.assert_allclose(found.probs, expected, rtol=1e-12)
+        assert found.label.item() == expected.argmax()
+        assert found.confidence.item() == pytest.approx(expected.max(), rel=1e-12)
+        assert found.msp.item() == pytest.approx(expected.min(), rel=1e-9)
+
+
+@pytest.mark.parametrize("a", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_gaussian_outputs_are_pooled_as_their_draws_are(a, classes):
+    torch.manual_seed(0)
+    mean, variance = draws(6, classes, scale=1.5), draws(6, classes).square() / 4
+    likelihood = Categorical(exponent=a).double()
+    exact = likelihood.from_gaussian(mean, variance)
+    drawn = likelihood.from_gaussian(mean, variance, num_draws=400_000)
+    torch.testing.assert_close(exact.log_probs, drawn.log_probs, rtol=0, atol=0.03)
+    torch.testing.assert_close(exact.epistemic, drawn.epistemic, rtol=0.05, atol=2e-3)
+    if a == 0:  # E ln softmax(l)_c = E l_c - const
+        torch.testing.assert_close(exact.log_probs, mean.log_softmax(-1), rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("a", [0.0, 0.4, 1.0])
+def test_a_mixture_of_predictions_is_pooled_as_all_draws_are(a):
+    logits = draws(6, 5, 4)
+    likelihood = Categorical(exponent=a).double()
+    parts = [likelihood.from_samples(logits[:2]), likelihood.from_samples(logits[2:])]
+    mixed, whole = Prediction.mixture(parts, [2 / 6, 4 / 6]), likelihood.from_samples(logits)
+    for name in ("log_probs", "total", "aleatoric", "epistemic", "model_variance", "logits_mean", "logits_variance"):
+        torch.testing.assert_close(getattr(mixed, name), getattr(whole, name), rtol=1e-9, atol=1e-12)
+    again = Prediction.mixture([mixed, likelihood.from_samples(logits)], [0.5, 0.5])
+    torch.testing.assert_close(again.log_probs, whole.log_probs, rtol=1e-9, atol=1e-12)
+
+
+def test_differently_pooled_predictions_do_not_mix():
+    logits = draws(2, 3, 4)
+    with pytest.raises(ValueError, match="pooled differently"):
+        Prediction.mixture([Categorical(exponent=a).from_samples(logits) for a in (0.0, 0.5)], [0.5, 0.5])
+
+
+def test_each_part_has_its_temperature():
+    logits = draws(3, 5, 4)
+    likelihood = Categorical().double()
+    likelihood.temperature = torch.tensor([0.5, 2.0], dtype=F64)
+    stream = likelihood.stream()
+    for draw, part in zip(logits, [1, 0, 1], strict=True):
+        stream.add(draw[None], part=part)
+    by_hand = special.softmax(logits.numpy() / np.array([2.0, 0.5, 2.0])[:, None, None], axis=-1).mean(0)
+    np.testing.assert_allclose(stream.result().probs, by_hand, rtol=1e-12)
+    found = likelihood.from_gaussian(logits[0], torch.zeros_like(logits[0]), part=1)
+    np.testing.assert_allclose(found.probs, special.softmax(logits[0].numpy() / 2.0, axis=-1), rtol=1e-9)
+
+
+def objective(logits, labels, parts):
+    def nll(values):
+        *logs, a = values
+        logs = np.array(logs)[np.array(parts) if len(logs) > 1 else np.zeros(len(parts), int)]
+        tempered = special.log_softmax(logits.numpy() / np.exp(logs)[:, None, None], axis=-1)
+        return -power_mean(tempered, a)[range(len(labels)), labels].mean()
+
+    return nll
+
+
+def sharp_and_vague(number=600, seed=0):
+    """Members of different sharpness, and labels of their normalised product."""
+    generator = torch.Generator().manual_seed(seed)
+    truth = 1.5 * torch.randn(number, 3, dtype=F64, generator=generator)
+    noise = 0.7 * torch.randn(2, number, 3, dtype=F64, generator=generator)
+    logits = (truth + noise) * torch.tensor([4.0, 0.6], dtype=F64)[:, None, None]
+    labels = torch.multinomial(truth.softmax(-1), 1, generator=generator)[:, 0]
+    return logits, labels
+
+
+@pytest.mark.parametrize(("pooling", "temperatures"), [("power", "each"), ("log-probs", "each"), ("power", "one")])
+def test_temperatures_and_exponent_are_those_of_a_brute_force_search(pooling, temperatures):
+    logits, labels = sharp_and_vague()
+    found, before, after = fit_pooled(
+        logits, labels, start=Pooled(torch.ones(()), 1.0), parts=[0, 1], pooling=pooling, temperatures=temperatures
+    )
+    nll = objective(logits, labels, [0, 1])
+    count = 2 if temperatures == "each" else 1
+    bounds = [(-4, 4)] * count + [(0, 0) if pooling == "log-probs" else (1e-3, 1)]
+    starts = [[0.0] * count + [a] for a in ((0.0,) if pooling == "log-probs" else (0.1, 0.9))]
+    best = min((optimize.minimize(nll, x, bounds=bounds) for x in starts), key=lambda one: one.fun)
+    mine = [*found.temperature.reshape(-1).log().tolist(), found.exponent]
+    assert before == pytest.approx(nll([0.0] * count + [1.0]), rel=1e-9)
+    assert after == pytest.approx(nll(mine), rel=1e-9)
+    assert after <= best.fun + 1e-5
+    if count == 2:
+        assert found.temperature[0] > 3 * found.temperature[1]  # what made them, 4 and .6
+
+
+def test_what_is_chosen_is_what_made_the_labels():
+    logits, labels = sharp_and_vague(2000)
+    likelihood = Categorical().double()
+    likelihood.calibrate([(logits, labels)], parts=[0, 1], pooling="auto", temperatures="auto")
+    assert likelihood.temperature.shape == (2,)
+    # One function of which nothing but the temperature can be known.
+    plain = Categorical().double()
+    plain.calibrate([(logits[:1], labels)], pooling="auto", temperatures="auto")
+    assert plain.temperature.ndim == 0
+    assert plain.exponent == 1
+
+
+def test_the_simplest_stays_where_nothing_is_gained():
+    """Equal draws are pooled alike by every exponent, and by equal temperatures."""
+    logits = draws(1, 300, 3).expand(4, -1, -1)
+    labels = torch.multinomial(logits[0].softmax(-1), 1, generator=torch.Generator().manual_seed(1))[:, 0]
+    likelihood = Categorical().double()
+    likelihood.calibrate([(logits, labels)], parts=[0, 0, 1, 1], pooling="auto", temperatures="auto")
+    assert likelihood.temperature.ndim == 0
+    assert likelihood.exponent == 1
+
+
+def test_few_examples_are_not_overfitted():
+    """Of ten members and forty examples, temperatures of each are worse on new data, and are not taken."""
+    torch.manual_seed(0)
+    truth = torch.randn(4040, 3, dtype=F64)
+    logits = truth + 0.5 * torch.randn(10, 4040, 3, dtype=F64)
+    labels = torch.multinomial(truth.softmax(-1), 1)[:, 0]
+    parts = list(range(10))
+    scores = {}
+    for temperatures in ("each", "auto"):
+        likelihood = Categorical().double()
+        likelihood.calibrate([(logits[:, :40], labels[:40])], parts=parts, temperatures=temperatures)
+        way = Pooled(likelihood.temperature, likelihood.exponent)
+        scores[temperatures] = -way.log_prob(logits[:, 40:], labels[40:], torch.tensor(parts)).mean().item()
+        if temperatures == "auto":
+            assert likelihood.temperature.ndim == 0
+    assert scores["auto"] < scores["each"]
+
+
+def test_examples_of_dense_outputs_stay_together():
+    """Folds are over images: with one label for all pixels of an image, pixels do not count as independent."""
+    from bayesify.likelihoods.pooling import _folds
+
+    examples = torch.arange(20).repeat_interleave(50)
+    folds, number = _folds(examples, most=10**9)
+    assert number == 5
+    for image in range(20):
+        assert len(folds[examples == image].unique()) == 1
+    assert sorted(folds.unique().tolist()) == [0, 1, 2, 3, 4]
+    some, _ = _folds(examples, most=500)
+    assert 0 < (some >= 0).sum() <= 500
+
+
+def test_yes_or_no_is_pooled_as_two_classes():
+    logits = draws(4, 50)
+    y = (draws(50, seed=2) > 0).double()
+    binary, classes = Bernoulli().double(), Categorical(class_dim=-1).double()
+    pairs = torch.stack([torch.zeros_like(logits), logits], -1)
+    binary.calibrate([(logits, y)], pooling="log-probs")
+    classes.calibrate([(pairs, y.long())], pooling="log-probs")
+    assert binary.exponent == 0
+    assert binary.temperature.item() == pytest.approx(classes.temperature.item(), rel=1e-12)
+    torch.testing.assert_close(binary.from_samples(logits).probs, classes.from_samples(pairs).probs)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"pooling": "median"}, "pooling must be one of"),
+        ({"pooling": 1.5}, "must be an exponent from 0"),
+        ({"temperatures": "many"}, "temperatures must be one of"),
+    ],
+)
+def test_what_there_is_not_is_refused(wrong, words):
+    posterior = bayesify.convert(torch.nn.Linear(2, 3), "map")
+    with pytest.raises(ValueError, match=words):
+        bayesify.calibrate(posterior, [(torch.randn(4, 2), torch.zeros(4).long())], **wrong)
+
+
+def test_numbers_are_not_pooled():
+    posterior = bayesify.convert(torch.nn.Linear(2, 1), "map", likelihood="regression")
+    with pytest.raises(ValueError, match="are for classes"):
+        bayesify.calibrate(posterior, [(torch.randn(4, 2), torch.zeros(4))], pooling="log-probs")
+
+
+def test_an_exponent_that_cannot_be():
+    with pytest.raises(ValueError, match="exponent must be from 0"):
+        Categorical(exponent=-1.0)
+
+
+def test_members_keep_their_temperatures_in_a_folder(tmp_path):
+    torch.manual_seed(0)
+    network = torch.nn.Linear(3, 3).double()
+    posterior = bayesify.convert(network, DeepEnsemble(members=2, start="perturbed", perturb_std=1.0))
+    x = torch.randn(200, 3, dtype=F64)
+    logits = posterior.evaluate(x, posterior.keys(1, 0)[:1])[0]
+    y = torch.multinomial(logits.detach().softmax(-1), 1)[:, 0]
+    bayesify.calibrate(posterior, [(x, y)], pooling="log-probs", temperatures="each")
+    assert posterior.likelihood.temperature.shape == (2,)
+    expected = bayesify.predict(posterior, x)
+    bayesify.save(posterior, tmp_path / "kept")
+    loaded = bayesify.load(tmp_path / "kept", network)
+    assert loaded.likelihood.exponent == 0
+    assert torch.equal(loaded.likelihood.temperature, posterior.likelihood.temperature)
+    assert torch.equal(bayesify.predict(loaded, x).log_probs, expected.log_probs)
+    # Without draws members have the same temperatures, and the same pooling.
+    streamlined = bayesify.predict(posterior, x, how="streamlined")
+    torch.testing.assert_close(streamlined.log_probs, expected.log_probs, rtol=1e-6, atol=1e-8)
+
+
+def test_regression_scales_all_of_a_mixtures_variance():
+    torch.manual_seed(0)
+    network = torch.nn.Linear(3, 1).double()
+    method = DeepEnsemble(members=3, start="perturbed", perturb_std=1.0)
+    posterior = bayesify.convert(network, method, likelihood=bayesify.Gaussian(0.3))
+    posterior.likelihood.variance_scale.fill_(2.5)
+    x = torch.randn(9, 3, dtype=F64)
+    drawn, carried = bayesify.predict(posterior, x), bayesify.predict(posterior, x, how="streamlined")
+    torch.testing.assert_close(carried.epistemic, drawn.epistemic, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(carried.aleatoric, drawn.aleatoric, rtol=1e-9, atol=1e-12)
