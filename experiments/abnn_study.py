@@ -8,7 +8,6 @@ abnn_cifar_main_resnet20` from its checkpoint in `--work`. Rows go to
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,7 @@ from typing import Any
 import torch
 
 import bayesify
-from bayesify import ABNN
-from bayesify.laws import NoisyLayerLaw, NormSite
+from bayesify.laws import Refusal
 from experiments.config import Setting
 from experiments.measures import Scored, calibrated, targets_of
 from experiments.networks import pretrained
@@ -33,16 +31,13 @@ def part_of(
     posterior: bayesify.Posterior, setting: Setting, share: float, draws: int, *, trial: bool
 ) -> dict[str, Any]:
     """Measure with another strength of the noise."""
-    assert isinstance(posterior.method, ABNN)
-    alpha = share * posterior.method.alpha
-    parts = {part: part.places for part in posterior.modules() if isinstance(part, NoisyLayerLaw)}
+    rescale = posterior.law.rescaling()
+    assert not isinstance(rescale, Refusal)
     try:
-        for part, places in parts.items():
-            part.places = tuple(replace(site, alpha=alpha) for site in places if isinstance(site, NormSite))
+        rescale(share)
         return Scored(num_draws=draws, test=False)(posterior, setting, seed=0, trial=trial)
     finally:
-        for part, places in parts.items():
-            part.places = places
+        rescale(1.0)
 
 
 def apart(setting: Setting) -> dict[str, Any]:

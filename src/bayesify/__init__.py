@@ -47,6 +47,7 @@ from bayesify.methods.distillation import distill
 from bayesify.prediction import Linearised, Mean, Sampling, Streamlined, View, Views, capabilities, predict
 from bayesify.prediction.calibration import calibrate
 from bayesify.prediction.exporting import export
+from bayesify.prediction.widening import Widening, widen
 from bayesify.storage import load, save
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ __all__ = [
     "Streamlined",
     "View",
     "Views",
+    "Widening",
     "calibrate",
     "capabilities",
     "check",
@@ -118,6 +120,7 @@ __all__ = [
     "report",
     "sample_bank",
     "save",
+    "widen",
 ]
 
 __version__ = "0.1.0"

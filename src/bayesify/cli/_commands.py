@@ -106,7 +106,7 @@ class Fit(LearningJob):
     It writes what the method added to the network into the folder of --out; 'bayesify evaluate',
     'predict', 'compare' and 'report' take that folder as --posterior, with the same --model and --weights.
     The figures it prints are of the 'val' split, or of 'train' where there is none: 'test' is left for
-    'bayesify evaluate'. With --calibrate, and for laplace, whose prior is chosen on 'val', they are of
+    'bayesify evaluate'. With --widen or --calibrate, and for laplace, whose prior is chosen on 'val', they are of
     data that was looked at before.
 
     Attributes:
@@ -138,6 +138,7 @@ class Fit(LearningJob):
             "method": method.name,
             "posterior": str(self.out),
             "split": split,
+            "widened": None if posterior.widening is None else posterior.widening.factor,
             "calibrated": calibrates,
             "examples": len(found.prediction),
             "seconds": seconds,
@@ -145,6 +146,7 @@ class Fit(LearningJob):
             "after": after,
         }
         shown = {"method": method.name, f"figures of {split!r}": "before -> after"}
+        shown |= {} if posterior.widening is None else {"noise": f"{posterior.widening.factor:.3g} times as wide"}
         shown |= {name: f"{before[name]:.4f} -> {after[name]:.4f}" for name in after}
         return Output(aligned({**shown, "seconds": f"{seconds:.1f}", "posterior": self.out}), summary)
 

@@ -17,9 +17,10 @@ from bayesify._core.trees import split_batch
 from bayesify.conversion import convert
 from bayesify.evaluation.evaluation import Cost, Evaluation, evaluate, measure_cost, table
 from bayesify.fitting import fit
-from bayesify.laws import Posterior
+from bayesify.laws import Posterior, Refusal
 from bayesify.methods import MAP, Method
 from bayesify.prediction.calibration import calibrate
+from bayesify.prediction.widening import widen
 
 __all__ = ["Comparison", "Made", "Task", "compare", "evaluate_posterior", "first_line", "fit_method"]
 
@@ -37,6 +38,7 @@ class Task:
         test: Batches for the table, and for nothing else.
         train: Batches to fit on, for methods that learn.
         val: Batches to calibrate on, and on which a method may choose settings of its own, as Laplace its prior.
+        widens: Whether the width of every method's noise is found on `val`.
         calibrates: Whether every posterior is calibrated and measured once more.
         ood: Loaders of OOD inputs, by name.
         plain_seconds: What the cost of fitting is divided by; None measures one epoch of plain training instead.
@@ -52,6 +54,7 @@ class Task:
     test: DataLoader[Any]
     train: DataLoader[Any] | None = None
     val: DataLoader[Any] | None = None
+    widens: bool = False
     calibrates: bool = False
     ood: Mapping[str, DataLoader[Any]] = field(default_factory=dict)
     plain_seconds: float | None = None
@@ -108,18 +111,26 @@ class Comparison:
 
 
 def fit_method(task: Task, method: Method) -> Made:
-    """Convert the network, and fit the posterior where its method learns."""
+    """Convert the network, fit the posterior where its method learns, and widen it where that is asked for."""
+    start = time.perf_counter()
     posterior = convert(task.network, method, likelihood=task.likelihood)
-    if not method.learns:
-        return posterior, 0.0
+    if method.learns:
+        _fit(task, method, posterior)
+    if task.widens and task.val is not None and not isinstance(method, MAP):
+        if isinstance(reason := posterior.law.rescaling(), Refusal):
+            warnings.warn(f"It is not widened: {reason}", stacklevel=2)
+        else:
+            widen(posterior, task.val, num_draws=task.predicting.get("num_draws"), seed=task.seed)
+    return posterior, time.perf_counter() - start if method.learns or task.widens else 0.0
+
+
+def _fit(task: Task, method: Method, posterior: Posterior) -> None:
     if task.train is None:
         raise ValueError("There is no training data to fit on.")
     folder = None if task.checkpoint is None else task.checkpoint / method.name
     # A pass after the epochs may choose its settings on validation data; epochs would only measure on them.
     val = task.val if method.surveys else None
-    start = time.perf_counter()
     fit(posterior, task.train, val_loader=val, checkpoint=folder, seed=task.seed, progress=task.progress)
-    return posterior, time.perf_counter() - start
 
 
 def compare(

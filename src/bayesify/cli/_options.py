@@ -148,6 +148,8 @@ class MethodOptions:
         epochs: Of every method given; with 0 there is no training, and laplace still makes its pass over the data.
             None takes the method's.
         likelihood: What the outputs mean.
+        widen: Afterwards, find the width of the noise of every method given on the 'val' split; with --epochs 0 nothing is
+            trained.
         calibrate: Fit a temperature (regression: a scale of the variance) on the 'val' split afterwards.
         checkpoint: Keep the state of the fit here; the same command then goes on from it.
     """
@@ -156,6 +158,7 @@ class MethodOptions:
     set: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="[METHOD.]KEY=VALUE")] = ()
     epochs: Annotated[int | None, arg(metavar="N")] = None
     likelihood: Literal["classification", "binary", "regression"] = "classification"
+    widen: bool = False
     calibrate: bool = False
     checkpoint: Annotated[Path | None, arg(metavar="DIR")] = None
 
@@ -222,7 +225,7 @@ class Job(Command):
         def loader(found: Dataset[Any] | None, *, shuffle: bool = False) -> DataLoader[Any] | None:
             return None if found is None else make_loader(found, data.batch_size, shuffle=shuffle)
 
-        val = data.part("val") if learning.calibrate else None
+        val = data.part("val") if learning.calibrate or learning.widen else None
         if val is None and any(method.surveys for method in methods):
             val = data.find("val")
         ood = ood_sets(getattr(data, "ood", ()), test, normalise=data.normalise)
@@ -231,6 +234,7 @@ class Job(Command):
             test=make_loader(test, data.batch_size),
             train=loader(data.part("train"), shuffle=True) if any(method.learns for method in methods) else None,
             val=loader(val),
+            widens=learning.widen,
             calibrates=learning.calibrate,
             ood={name: make_loader(found, data.batch_size) for name, found in ood.items()},
             likelihood=learning.likelihood,

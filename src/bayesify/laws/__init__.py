@@ -10,7 +10,7 @@ from bayesify.laws.dropout import DropoutSite
 from bayesify.laws.gaussian import Estimator, GaussianLaw
 from bayesify.laws.input_factors import InputFactorLaw, register_layer
 from bayesify.laws.laplace import DiagonalLaw, KroneckerLaw, LaplaceLaw, LastLayerLaw
-from bayesify.laws.law import Component, Dense, Law, NoiseTerms, NoisySite, law_class, register_law
+from bayesify.laws.law import Component, Dense, Law, NoiseTerms, NoisySite, Rescaling, law_class, register_law
 from bayesify.laws.members import MemberLaw
 from bayesify.laws.noisy_layers import NoisyLayerLaw
 from bayesify.laws.norm_noise import NoiseShape, NormSite, norm_kind, register_norm
@@ -58,6 +58,7 @@ __all__ = [
     "PointLaw",
     "Posterior",
     "Refusal",
+    "Rescaling",
     "ShapeError",
     "Statistics",
     "TensorTree",

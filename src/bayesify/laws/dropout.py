@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from bayesify.laws.trace import Trace
 
 __all__ = ["DropoutSite"]
 
+HIGHEST = 1 - 1e-6  # rate of noise that was made wider: at 1 nothing would be left
 _LIMIT = -1.7580993408473766  # of SELU, -lambda alpha
 
 
@@ -51,6 +52,16 @@ class DropoutSite(NoisySite):
     def rate_name(self) -> str:
         """Return what files call the place."""
         return f"{self.name}.input_dropout".removeprefix(".") if self.inserted else self.name
+
+    def rescaled(self, factor: float) -> DropoutSite:
+        """Return dropout whose noise, of the standard deviation sqrt(p / (1 - p)) x, is a factor times as wide.
+
+        That is p' / (1 - p') = factor^2 p / (1 - p); rates of 0 and 1 have no noise and stay.
+        """
+        if self.p in (0, 1) or factor == 1:
+            return self
+        odds = factor**2 * self.p / (1 - self.p)
+        return replace(self, p=min(odds / (1 + odds), max(HIGHEST, self.p)))
 
     def around(self, network: nn.Module, act: Callable[..., Tensor]) -> tuple[nn.Module, Callable[..., Any]]:
         """Return the layer, and its forward."""

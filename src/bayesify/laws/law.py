@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -17,9 +18,10 @@ from bayesify.laws.tensors import TensorTree, owners, tensor_of
 from bayesify.laws.trace import Trace
 from bayesify.likelihoods import Likelihood
 
-__all__ = ["Component", "Dense", "Law", "NoiseTerms", "NoisySite", "check_count", "law_class", "register_law"]
+__all__ = ["Component", "Dense", "Law", "NoiseTerms", "NoisySite", "Rescaling", "check_count", "law_class", "register_law"]
 
 Answer = Literal[True] | Refusal
+Rescaling = Callable[[float], None]
 _LAWS: dict[str, type[Law]] = {}
 _AnyLaw = TypeVar("_AnyLaw", bound="type[Law]")
 
@@ -178,6 +180,41 @@ class Law(nn.Module):
         if self.statistics is not None:
             self.statistics.outdate()
 
+    # -- the width ----------------------------------------------------------------------------------------------
+
+    def rescaling(self) -> Rescaling | Refusal:
+        """Return a function that makes the noise a factor times as wide as it is now, or why it cannot be.
+
+        What is multiplied is the standard deviation of what is random; of Laplace's approximation it is the prior's.
+        The function may be called again, with other factors: all are of the width that it was made at, and 1 brings
+        that back bit for bit.
+        """
+        return Refusal(
+            f"{self.described()} has no noise whose width is a number. The temperature of its predictions can be "
+            "fitted: bayesify.calibrate(posterior, val_loader)."
+        )
+
+    def rescale(self, factor: float) -> None:
+        """Multiply the standard deviation of the noise; `bayesify.widen` finds the factor.
+
+        Raises:
+            ValueError: The factor is not a positive number, or the law has no such noise; the message says what works.
+
+        Example:
+            >>> import torch
+            >>> from bayesify import BayesAdapter, convert
+            >>> law = convert(nn.Linear(2, 1, bias=False), BayesAdapter(start_std=(0.1, 0.1))).law
+            >>> law.rescale(3)
+            >>> law.log_std.weight.exp()
+            tensor([[0.3000, 0.3000]], grad_fn=<ExpBackward0>)
+        """
+        if not 0 < factor < math.inf:
+            raise ValueError(f"The noise can be multiplied by a positive number, but the factor is {factor}.")
+        rescale = self.rescaling()
+        if isinstance(rescale, Refusal):
+            raise ValueError(str(rescale))
+        rescale(factor)
+
     # -- files --------------------------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
@@ -283,6 +320,11 @@ class NoisySite:
         """Return the arguments of the layer with new noise, where it is alike when it runs again; else None."""
         del args
         return None
+
+    def rescaled(self, factor: float) -> NoisySite | Refusal:
+        """Return the place with noise whose standard deviation, relative to the activation, is a factor times this."""
+        del factor
+        return Refusal(f"The noise at {self.name!r} has no width that could be changed.")
 
     def scaled(self, p: Pass, gamma: Tensor) -> Tensor | None:
         """Return a scale with the noise of the pass's only draw in it, where the noise is such; else None."""

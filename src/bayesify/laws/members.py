@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify._core.random import Key, shuffled
-from bayesify.laws.law import Component, Law, check_count, register_law
+from bayesify.laws.law import Component, Law, Rescaling, check_count, register_law
 from bayesify.laws.passes import Arranged, Kind, Pass, Patch, Refusal
 from bayesify.laws.tensors import TensorTree, batch_norms
 from bayesify.laws.trace import Trace
@@ -164,6 +164,19 @@ class MemberLaw(Law):
         super().condition(likelihood)
         for part in self.laws:
             part.condition(likelihood)
+
+    def rescaling(self) -> Rescaling | Refusal:
+        """Return what rescales every member that has noise; refuse as the first does where none has."""
+        found = [part.rescaling() for part in self.laws]
+        able = [one for one in found if not isinstance(one, Refusal)]
+        if not able:
+            return found[0]
+
+        def rescale(factor: float) -> None:
+            for one in able:
+                one(factor)
+
+        return rescale
 
     def make_room(self, tensors: Mapping[str, Tensor]) -> None:
         """Make room in every member."""

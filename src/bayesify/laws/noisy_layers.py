@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from bayesify._core.random import Key
-from bayesify.laws.law import Component, Law, NoisySite
+from bayesify.laws.law import Component, NoisySite, Rescaling
+from bayesify.laws.noise_scale import ScaledNoise
 from bayesify.laws.passes import Arranged, BatchDim, Kind, Pass, Patch, Refusal
 from bayesify.laws.patching import forbid_fused_layers
 from bayesify.laws.trace import Trace
@@ -16,7 +17,7 @@ from bayesify.laws.trace import Trace
 __all__ = ["NoisyLayerLaw"]
 
 
-class NoisyLayerLaw(Law):
+class NoisyLayerLaw(ScaledNoise):
     """A network some of whose activations meet noise.
 
     A draw of it is a draw of every layer's noise, and one function for all examples. A fresh pass has noise for each.
@@ -42,10 +43,35 @@ class NoisyLayerLaw(Law):
         traced: frozenset[Kind] = frozenset({"draw"}),
     ) -> None:
         super().__init__(network, own)
-        self.places = tuple(places)
+        self._settings = tuple(places)
+        self._scaled: tuple[Tensor, int, tuple[NoisySite, ...]] | None = None
         self.keep_statistics = keep_statistics
         self.traced = traced
         forbid_fused_layers(network, self._noisy())
+
+    @property
+    def places(self) -> tuple[NoisySite, ...]:
+        """Where the noise is, as wide as `noise_scale` makes it; found once for each value of that."""
+        scale = self.noise_scale
+        if scale is None:
+            return self._settings
+        if self._scaled is None or self._scaled[0] is not scale or self._scaled[1] != scale._version:
+            factor = scale.item()
+            wider = [place.rescaled(factor) for place in self._settings]
+            self._scaled = (scale, scale._version, tuple(one for one in wider if not isinstance(one, Refusal)))
+        return self._scaled[2]
+
+    def rescaling(self) -> Rescaling | Refusal:
+        """Return what rescales the noise of every place."""
+        probe = [place.rescaled(2.0) for place in self.places]
+        refused = [one for one in probe if isinstance(one, Refusal)]
+        if refused:
+            return refused[0]
+        if all(one == place for one, place in zip(probe, self.places, strict=True)):
+            return Refusal(
+                "The rates of all dropout layers are 0 or 1, or alpha is 0, and so is any multiple. Convert with another."
+            )
+        return super().rescaling()
 
     def _noisy(self) -> set[nn.Module]:
         return {place.around(self.network, _unused)[0] for place in self.places}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -103,6 +103,10 @@ class NormSite(NoisySite):
         eps = p.noise.drawn(p.keys, p.called(self.name), list(gamma.shape), "normal", gamma)[0]
         wide = torch.promote_types(gamma.dtype, torch.float32)
         return (gamma * (1 + self.alpha * eps.to(wide))).to(gamma.dtype)
+
+    def rescaled(self, factor: float) -> NormSite:
+        """Return the layer with a multiple of alpha."""
+        return replace(self, alpha=factor * self.alpha)
 
     def terms(self, x: Tensor, *more: Any) -> NoiseTerms:
         """Return u = y + alpha (y - beta) e."""

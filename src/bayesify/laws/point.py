@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bayesify._core.random import Key
 from bayesify.laws.law import Component, Law, check_count
-from bayesify.laws.passes import Pass, Patch
+from bayesify.laws.passes import Pass, Patch, Refusal
 from bayesify.laws.trace import Trace
 
 __all__ = ["PointLaw"]
@@ -25,6 +25,13 @@ class PointLaw(Law):
         """Return the law's own tensors."""
         del p
         return Patch(self.own.as_dict())
+
+    def rescaling(self) -> Refusal:
+        """Refuse: there is no noise."""
+        return Refusal(
+            "A network without noise has none to widen. Convert it with a method that has: BayesAdapter(), IBNN(), ABNN(), "
+            "or MCDropout(p=0.1, insert_before='linear')."
+        )
 
     def components(self, trace: Trace | None = None) -> list[Component]:
         """Return one component without variance."""

@@ -21,6 +21,7 @@ from bayesify.likelihoods import Likelihood, as_likelihood
 if TYPE_CHECKING:
     from bayesify.methods import Method, OODRegularizer
     from bayesify.prediction import Views
+    from bayesify.prediction.widening import Widening
     from bayesify.selection import Conversion
 
 __all__ = ["Draw", "LossTerms", "Posterior", "ShapeError", "require_posterior", "warn_unless_learned"]
@@ -59,6 +60,7 @@ class Posterior(ModalNetwork):
         statistics: Batch-normalisation statistics of drawn weights, for laws and networks that have such.
         views: What of the inputs predictions see, see `predict`; None for the inputs as they are.
         learning: What only learning needs (chains, a critic); no part of what `save` writes.
+        widening: What `widen` tried and chose, if it was called; no part of what `save` writes.
 
     Example:
         >>> from bayesify.laws import GaussianLaw
@@ -84,6 +86,7 @@ class Posterior(ModalNetwork):
         law.condition(self.likelihood)
         self.conversion: Conversion | None = None
         self.views: Views | None = None
+        self.widening: Widening | None = None
         self.origin: dict[str, str] = {}
         self.frozen: list[str] = []
         self._convention: Convention | None = None

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from bayesify._core.random import Key, keyed_numbers
-from bayesify.laws.law import Component
+from bayesify.laws.law import Component, Rescaling
+from bayesify.laws.noise_scale import ScaledNoise
 from bayesify.laws.passes import Refusal
 from bayesify.laws.trace import Trace
 from bayesify.laws.vectors import VectorLaw
@@ -17,7 +18,7 @@ from bayesify.laws.vectors import VectorLaw
 __all__ = ["LowRankLaw"]
 
 
-class LowRankLaw(VectorLaw):
+class LowRankLaw(ScaledNoise, VectorLaw):
     """N(mean, scale^2/2 (diag + D D' / (K - 1))), the moments of snapshots of the weights.
 
     A draw is w = mean + scale/sqrt(2) (diag^(1/2) z1 + D z2 / sqrt(K - 1)), z1, z2 ~ N(0, I), where diag is the
@@ -87,6 +88,17 @@ class LowRankLaw(VectorLaw):
         """Return the variances of the snapshots, the diagonal of SWAG, as a vector."""
         return self.square / self.snapshots.clamp_min(1)
 
+    def width(self) -> Tensor | float:
+        """Return what the standard deviations are multiplied by: the setting, and what `rescale` made of it."""
+        return self.scale if self.noise_scale is None else self.scale * self.noise_scale.to(self.average.dtype)
+
+    def rescaling(self) -> Rescaling | Refusal:
+        """Return what multiplies `scale`; refuse where draws have batch-normalisation statistics."""
+        if (reason := self.learned) is not True:
+            return Refusal(reason)
+        stale = self.stale_if_rescaled()
+        return super().rescaling() if stale is None else stale
+
     def centre(self) -> Tensor:
         """Return the mean of the snapshots, (D,)."""
         return self.average
@@ -94,7 +106,7 @@ class LowRankLaw(VectorLaw):
     def sample(self, key: Key) -> Tensor:
         """Return the weights of a draw, (D,)."""
         mean = self.average
-        scale = self.scale / (2**0.5 if self.rank else 1.0)
+        scale = self.width() / (2**0.5 if self.rank else 1.0)
         drawn = keyed_numbers(key, "diagonal", mean.shape, mean).to(mean.dtype)
         drawn.mul_(self.variance().sqrt_()).mul_(scale).add_(mean)
         if self.rank:
@@ -111,4 +123,4 @@ class LowRankLaw(VectorLaw):
                 f"This SWAG posterior has weights that are correlated through {self.rank} deviations, and only draws "
                 "know of that. Use how='sampling', or the diagonal alone: SWAG(rank=0)."
             )
-        return [Component(self.codec.split(self.average), self.codec.split(self.variance() * self.scale**2))]
+        return [Component(self.codec.split(self.average), self.codec.split(self.variance() * self.width() ** 2))]

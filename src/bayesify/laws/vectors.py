@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify._core.random import Key, generator_for, keyed_numbers, shuffled
-from bayesify.laws.law import Component, Law, check_count, register_law
+from bayesify.laws.law import Component, Law, Rescaling, check_count, register_law
 from bayesify.laws.passes import Pass, Patch, Refusal
 from bayesify.laws.tensors import Codec, batch_norms
 from bayesify.laws.trace import Trace
@@ -80,6 +80,17 @@ class VectorLaw(Law):
                 f"or distill(..., num_bn_draws={count})."
             )
         return [Key(0, index) for index in shuffled(fixed, seed)[:count]]
+
+
+    def stale_if_rescaled(self) -> Refusal | None:
+        """Return why weights cannot be drawn wider without training data, where that is so."""
+        if self.statistics is None:
+            return None
+        return Refusal(
+            "The draws have batch-normalisation statistics of their own, which are estimated from training data and "
+            "would be those of narrower weights. Set the width before: fit a posterior of convert(network, "
+            "SWAG(scale=...)), or fit the temperature alone: bayesify.calibrate(posterior, val_loader)."
+        )
 
 
 @register_law
@@ -240,6 +251,17 @@ class GaussianMixtureLaw(VectorLaw):
     def centre(self) -> Tensor:
         """Return the mean of the weights, (D,)."""
         return self.shares @ self.means
+
+    def rescaling(self) -> Rescaling | Refusal:
+        """Return what multiplies the standard deviations, and leaves the means apart as they are."""
+        if (refused := self.stale_if_rescaled()) is not None:
+            return refused
+        before = self.stds.clone()
+
+        def rescale(factor: float) -> None:
+            self.stds.copy_(before * factor)
+
+        return rescale
 
     def components(self, trace: Trace | None = None) -> list[Component] | Refusal:
         """Return the Gaussians, with their shares."""

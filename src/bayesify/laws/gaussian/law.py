@@ -15,8 +15,8 @@ from bayesify._core.maths import at_least_float32
 from bayesify._core.random import Key, keyed_numbers
 from bayesify.laws.gaussian.kernels import has_kernel, kernel_of
 from bayesify.laws.gaussian.site import Estimator, Site, Visits
-from bayesify.laws.law import Component, Law
-from bayesify.laws.passes import BatchDim, Kind, Pass, Patch
+from bayesify.laws.law import Component, Law, Rescaling
+from bayesify.laws.passes import BatchDim, Kind, Pass, Patch, Refusal
 from bayesify.laws.patching import forbid_fused_layers
 from bayesify.laws.tensors import TensorTree, tensor_of
 from bayesify.laws.trace import Trace
@@ -151,6 +151,20 @@ class GaussianLaw(Law):
         variances = {name: (2 * log_std.detach()).exp().to(means[name].dtype) for name, log_std in log_stds.items()}
         fixed = {name: tensor for name, tensor in self.own.as_dict().items() if name not in means}
         return [Component(means, variances, fixed)]
+
+    def rescaling(self) -> Rescaling | Refusal:
+        """Return what adds ln(factor) to every psi."""
+        log_stds = self.log_std.as_dict()
+        if not any(bool((log_std > -math.inf).any()) for log_std in log_stds.values()):
+            return Refusal("All standard deviations are 0, and so is any multiple. Convert with a start_std above 0.")
+        before = {name: log_std.detach().clone() for name, log_std in log_stds.items()}
+
+        @torch.no_grad()
+        def rescale(factor: float) -> None:
+            for name, log_std in before.items():
+                tensor_of(self.log_std, name).copy_(log_std + math.log(factor))
+
+        return rescale
 
     # -- the distribution -----------------------------------------------------------------------------------------
 

@@ -16,8 +16,8 @@ from bayesify._core.random import Key, keyed_numbers, shuffled
 from bayesify.laws.input_factors.kl import Divergence, divergence
 from bayesify.laws.input_factors.latents import Latent, Layer, find_layers
 from bayesify.laws.input_factors.scaling import CommonFactors, Factors, scaled_forward
-from bayesify.laws.law import Component, Law, check_count
-from bayesify.laws.passes import BatchDim, Kind, Pass, Patch
+from bayesify.laws.law import Component, Law, Rescaling, check_count
+from bayesify.laws.passes import BatchDim, Kind, Pass, Patch, Refusal
 from bayesify.laws.patching import forbid_fused_layers
 from bayesify.laws.recomputation import without_guards
 from bayesify.laws.trace import Trace
@@ -292,6 +292,19 @@ class InputFactorLaw(Law):
             product = weight.view(latent.parameter_view) * factors[latent.parameter].reshape(latent.factor_view)
             weights[latent.parameter] = product.view(weight.shape)
         return Patch(weights, forwards)
+
+    def rescaling(self) -> Rescaling | Refusal:
+        """Return what multiplies the standard deviations of all components, and leaves their means apart as they are."""
+        before = self.component_rhos.detach().clone()
+        if not bool((before > -math.inf).any()):
+            return Refusal("All factors have the standard deviation 0, and so is any multiple. Convert with start_std.")
+
+        @torch.no_grad()
+        def rescale(factor: float) -> None:
+            wider = before if factor == 1 else inverse_softplus(softplus(before) * factor)
+            self.component_rhos.copy_(wider)
+
+        return rescale
 
     # -- plain networks -----------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bayesify._core.random import Key
 from bayesify.laws.laplace.evidence import Residuals, Spectrum, choose, log_evidence
-from bayesify.laws.law import Law
+from bayesify.laws.law import Law, Rescaling
 from bayesify.laws.passes import Pass, Patch, Refusal
 from bayesify.likelihoods import Gaussian, Likelihood
 
@@ -144,6 +144,13 @@ class LaplaceLaw(Law):
             raise ValueError(f"A prior precision must be positive, but the least is {values.min().item()}.")
         self.prior_precision.copy_(values)
         self.refresh()
+
+    def rescaling(self) -> Rescaling | Refusal:
+        """Return what multiplies the prior's standard deviation: its precision is divided by the factor's square."""
+        if (reason := self.learned) is not True:
+            return Refusal(reason)
+        before = self.prior_precision.clone()
+        return lambda factor: self.set_prior_precision(before / factor**2)
 
     def log_marginal_likelihood(self) -> float:
         """Return ln p(D) of Laplace's approximation with the present prior and noise, in nats; see `log_evidence`."""
