@@ -82,6 +82,29 @@ def test_evaluate_measures_the_plain_network(bayesify, model, network):
     assert f"nll                 {found['metrics']['nll']:.4f}" in shown
 
 
+def test_fit_widens_without_training(bayesify, model, network, tmp_path):
+    words = ("fit", *model, "--data", "digits", "--method", "bayes-adapter", "--epochs", 0, "--num-draws", 3)
+    code, text, error = bayesify(*words, "--widen", "--out", tmp_path / "wide", "--json")
+    assert code == 0, error
+    found = json.loads(text)
+    val = read_digits("val")
+    loader = torch.utils.data.DataLoader(val, batch_size=128)
+    posterior = library.convert(network, library.BayesAdapter(epochs=0))
+    library.widen(posterior, loader, num_draws=3)
+    assert found["widened"] == pytest.approx(posterior.widening.factor)
+    loaded = library.load(tmp_path / "wide", network)
+    probs = [library.predict(one, val.inputs[:20], num_draws=3).probs for one in (loaded, posterior)]
+    assert torch.equal(*probs)
+
+
+def test_compare_says_what_it_cannot_widen(bayesify, model):
+    words = ("compare", *model, "--data", "digits", "--method", "deep-ensemble", "--epochs", 0, "--num-draws", 2)
+    code, text, error = bayesify(*words, "--widen")
+    assert code == 0, error
+    assert "note: deep-ensemble: It is not widened: A network without noise" in text
+    assert "map: It is not widened" not in text
+
+
 def test_evaluate_calibrates_on_the_validation_part(bayesify, model, network):
     words = ("evaluate", *model, "--data", "digits", "--method", "map", "--calibrate", "--json")
     found = json.loads(bayesify(*words)[1])

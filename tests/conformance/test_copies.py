@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 import bayesify
 from bayesify import Posterior
+from bayesify.laws import Refusal
 from tests.conformance.cases import Case, Example, fit, fitted, is_random
 
 
@@ -47,6 +48,19 @@ def test_what_was_saved_loads_bit_for_bit(case: Case, example: Example, tmp_path
     assert loaded.conversion.converted == posterior.conversion.converted
     assert loaded.learning is None
     assert_same(posterior, loaded, example, learning=False)
+
+
+def test_a_wider_posterior_is_saved_as_it_is(case: Case, mlp: Example, tmp_path: Path):
+    posterior = fitted(case, mlp)
+    rescale = posterior.law.rescaling()
+    if isinstance(rescale, Refusal):
+        assert rescale.endswith(".")
+        return
+    rescale(1.5)
+    bayesify.save(posterior, tmp_path / "saved")
+    assert_same(posterior, bayesify.load(tmp_path / "saved", mlp.network()), mlp, learning=False)
+    rescale(1.0)
+    assert_same(posterior, fitted(case, mlp), mlp)
 
 
 @pytest.mark.filterwarnings("ignore:This posterior has no uncertainty yet")

@@ -41,7 +41,7 @@ def trial(posterior, loader, *, calibrated, **options):
     return judge(posterior, loader, 1.0, calibrated=calibrated, progress=False, options=options)
 
 
-# -- exact: a linear regression whose best width is known --------------------------------------------------------------
+# -- exact: a linear regression whose best width is known --------------------------------------------------
 
 
 def regression(noise_std=0.5, std=0.2):
@@ -53,7 +53,9 @@ def regression(noise_std=0.5, std=0.2):
 
 def weights_of(posterior, num_draws, seed):
     """Return the weights of the draws, which the width moves away from 1.5 in proportion."""
-    return torch.stack([posterior.law.weights(key)["weight"].detach() for key in posterior.keys(num_draws, seed)]).flatten()
+    return torch.stack(
+        [posterior.law.weights(key)["weight"].detach() for key in posterior.keys(num_draws, seed)]
+    ).flatten()
 
 
 def numbers(rows=90, slope_std=0.8):
@@ -127,7 +129,7 @@ def test_the_last_layers_prior():
     assert posterior.law.prior_precision.item() == pytest.approx(4 / f**2, rel=1e-6)
 
 
-# -- the judge -----------------------------------------------------------------------------------------------------------
+# -- the judge -----------------------------------------------------------------------------------------------
 
 
 def classifier(outputs=3, likelihood="classification", method=None):
@@ -208,7 +210,7 @@ def test_yes_or_no_are_two_classes():
     assert found.nll == pytest.approx(crossed(pairs, y.numpy()), abs=1e-6)
 
 
-# -- the search ----------------------------------------------------------------------------------------------------------
+# -- the search ----------------------------------------------------------------------------------------------
 
 
 class Curve:
@@ -276,7 +278,7 @@ def test_ends_are_said(monkeypatch):
         widen(posterior, batches(x, y))
 
 
-# -- widen ---------------------------------------------------------------------------------------------------------------
+# -- widen ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", [MCDropout(), ABNN(members=2), IBNN(components=2)], ids=lambda m: m.name)
@@ -422,7 +424,7 @@ def test_a_likelihood_without_noise_has_the_error_alone():
     posterior = regression()
     posterior.set_likelihood(Custom(lambda output, target: -(output - target).abs()[:, 0]))
     x, y = numbers()
-    with pytest.raises(ValueError, match="tolerance=... goes by the error alone"):
+    with pytest.raises(ValueError, match=r"tolerance=\.\.\. goes by the error alone"):
         widen(posterior, batches(x, y), num_draws=8)
     widen(posterior, batches(x, y), num_draws=8, tolerance=0.1)
     assert posterior.widening.factor > 1

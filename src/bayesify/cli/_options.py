@@ -148,8 +148,8 @@ class MethodOptions:
         epochs: Of every method given; with 0 there is no training, and laplace still makes its pass over the data.
             None takes the method's.
         likelihood: What the outputs mean.
-        widen: Afterwards, find the width of the noise of every method given on the 'val' split; with --epochs 0 nothing is
-            trained.
+        widen: Find the width of the noise of every method given on the 'val' split; with --epochs 0, of one that was
+            not trained.
         calibrate: Fit a temperature (regression: a scale of the variance) on the 'val' split afterwards.
         checkpoint: Keep the state of the fit here; the same command then goes on from it.
     """

@@ -18,7 +18,17 @@ from bayesify.laws.tensors import TensorTree, owners, tensor_of
 from bayesify.laws.trace import Trace
 from bayesify.likelihoods import Likelihood
 
-__all__ = ["Component", "Dense", "Law", "NoiseTerms", "NoisySite", "Rescaling", "check_count", "law_class", "register_law"]
+__all__ = [
+    "Component",
+    "Dense",
+    "Law",
+    "NoiseTerms",
+    "NoisySite",
+    "Rescaling",
+    "check_count",
+    "law_class",
+    "register_law",
+]
 
 Answer = Literal[True] | Refusal
 Rescaling = Callable[[float], None]

@@ -69,7 +69,7 @@ class NoisyLayerLaw(ScaledNoise):
             return refused[0]
         if all(one == place for one, place in zip(probe, self.places, strict=True)):
             return Refusal(
-                "The rates of all dropout layers are 0 or 1, or alpha is 0, and so is any multiple. Convert with another."
+                "The rates of all dropout layers are 0 or 1, or alpha is 0, and no multiple differs. Convert anew."
             )
         return super().rescaling()
 

@@ -29,8 +29,8 @@ class PointLaw(Law):
     def rescaling(self) -> Refusal:
         """Refuse: there is no noise."""
         return Refusal(
-            "A network without noise has none to widen. Convert it with a method that has: BayesAdapter(), IBNN(), ABNN(), "
-            "or MCDropout(p=0.1, insert_before='linear')."
+            "A network without noise has none to widen. Convert it with a method that has: BayesAdapter(), IBNN(), "
+            "ABNN(), or MCDropout(p=0.1, insert_before='linear')."
         )
 
     def components(self, trace: Trace | None = None) -> list[Component]:

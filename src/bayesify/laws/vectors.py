@@ -81,7 +81,6 @@ class VectorLaw(Law):
             )
         return [Key(0, index) for index in shuffled(fixed, seed)[:count]]
 
-
     def stale_if_rescaled(self) -> Refusal | None:
         """Return why weights cannot be drawn wider without training data, where that is so."""
         if self.statistics is None:

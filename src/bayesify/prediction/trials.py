@@ -63,8 +63,7 @@ def judge(
         inputs, target = posterior.split_batch(to_device(batch, device))
         labels = posterior.likelihood.labels(target)
         seen = seen or (_Numbers(calibrated) if labels is None else _Classes(calibrated))
-        keep = {"keep_samples": True} if labels is not None and calibrated else {}
-        found = predict(posterior, inputs, **options, **keep)
+        found = predict(posterior, inputs, keep_samples=calibrated and labels is not None, **options)
         seen.add(found, target if labels is None else labels)
     if seen is None:
         raise ValueError("The validation loader gave no batch. Check its data set and sampler.")

@@ -164,8 +164,8 @@ def _least_nll(trial: Callable[[float], Trial]) -> Trial:
     centre = best()
     if not math.isfinite(tried[centre].nll):
         raise ValueError(
-            "There is no finite NLL to judge by: predictions or targets are not finite, or the likelihood's predictions "
-            "are without noise (Custom). tolerance=... goes by the error alone."
+            "There is no finite NLL to judge by: predictions or targets are not finite, or the likelihood's "
+            "predictions are without noise (Custom). tolerance=... goes by the error alone."
         )
     if abs(centre) < 2:
         below, here, above = (tried[x].nll for x in (centre - step, centre, centre + step))

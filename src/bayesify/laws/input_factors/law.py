@@ -294,7 +294,7 @@ class InputFactorLaw(Law):
         return Patch(weights, forwards)
 
     def rescaling(self) -> Rescaling | Refusal:
-        """Return what multiplies the standard deviations of all components, and leaves their means apart as they are."""
+        """Return what multiplies the standard deviations of all components, and leaves their means alone."""
         before = self.component_rhos.detach().clone()
         if not bool((before > -math.inf).any()):
             return Refusal("All factors have the standard deviation 0, and so is any multiple. Convert with start_std.")
