@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bayesify import layers, methods
 from bayesify._core.deprecation import moved_modules, moved_names
 from bayesify._moved import missing
+from bayesify.choosing import Candidate, Choice, choose
 from bayesify.conversion import convert, ensemble
 from bayesify.evaluation import measures as measure
 from bayesify.evaluation.checking import Check, check
@@ -65,8 +66,10 @@ __all__ = [
     "SWAG",
     "BayesAdapter",
     "Bernoulli",
+    "Candidate",
     "Categorical",
     "Check",
+    "Choice",
     "ClassificationPrediction",
     "Component",
     "Custom",
@@ -96,6 +99,7 @@ __all__ = [
     "calibrate",
     "capabilities",
     "check",
+    "choose",
     "convert",
     "data",
     "decide",

@@ -7,7 +7,7 @@ from scipy import optimize, special
 
 import bayesify
 from bayesify import Bernoulli, Categorical, DeepEnsemble
-from bayesify.likelihoods.pooling import Pooled, fit_pooled, pool
+from bayesify.likelihoods.pooling import Pooled, fit_pooled, folds_of, pool
 from bayesify.likelihoods.prediction import Prediction
 
 F64 = torch.float64
@@ -181,15 +181,13 @@ def test_few_examples_are_not_overfitted():
 
 def test_examples_of_dense_outputs_stay_together():
     """Folds are over images: with one label for all pixels of an image, pixels do not count as independent."""
-    from bayesify.likelihoods.pooling import _folds
-
     examples = torch.arange(20).repeat_interleave(50)
-    folds, number = _folds(examples, most=10**9)
+    folds, number = folds_of(examples)
     assert number == 5
     for image in range(20):
         assert len(folds[examples == image].unique()) == 1
     assert sorted(folds.unique().tolist()) == [0, 1, 2, 3, 4]
-    some, _ = _folds(examples, most=500)
+    some, _ = folds_of(examples, most=500)
     assert 0 < (some >= 0).sum() <= 500
 
 

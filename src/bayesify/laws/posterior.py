@@ -19,6 +19,7 @@ from bayesify.laws.passes import Refusal, ShapeError
 from bayesify.likelihoods import Likelihood, as_likelihood
 
 if TYPE_CHECKING:
+    from bayesify.choosing import Choice
     from bayesify.methods import Method, OODRegularizer
     from bayesify.prediction import Views
     from bayesify.prediction.widening import Widening
@@ -61,6 +62,7 @@ class Posterior(ModalNetwork):
         views: What of the inputs predictions see, see `predict`; None for the inputs as they are.
         learning: What only learning needs (chains, a critic); no part of what `save` writes.
         widening: What `widen` tried and chose, if it was called; no part of what `save` writes.
+        choice: What `choose` tried and chose, likewise.
 
     Example:
         >>> from bayesify.laws import GaussianLaw
@@ -87,6 +89,7 @@ class Posterior(ModalNetwork):
         self.conversion: Conversion | None = None
         self.views: Views | None = None
         self.widening: Widening | None = None
+        self.choice: Choice | None = None
         self.origin: dict[str, str] = {}
         self.frozen: list[str] = []
         self._convention: Convention | None = None

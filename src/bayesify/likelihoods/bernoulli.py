@@ -95,11 +95,13 @@ class Bernoulli(Likelihood):
     ) -> tuple[float, float]:
         """Fit temperature and pooling of the logits; a soft target counts as the nearer answer."""
         pair = self._pair()
-        pairs = [(_pairs(output, lead=2), target > 0.5) for output, target in batches]
-        labelled = [(output, target.long().reshape(output.shape[1:-1])) for output, target in pairs]
-        found = pair.calibrate(labelled, parts=parts, pooling=pooling, temperatures=temperatures)
+        found = pair.calibrate(_labelled(batches), parts=parts, pooling=pooling, temperatures=temperatures)
         self.temperature, self.exponent = pair.temperature, pair.exponent
         return found
+
+    def held_out_nll(self, batches: Sequence[tuple[Tensor, Tensor]], *, parts: Sequence[int] = ()) -> Tensor:
+        """Return the mean NLL of each example, (E,), as `calibrate` would leave it, fitted on other examples."""
+        return self._pair().held_out_nll(_labelled(batches), parts=parts)
 
     def make_room(self, tensors: Mapping[str, Tensor]) -> None:
         """Have as many temperatures as will be loaded."""
@@ -134,6 +136,12 @@ def _squeeze_last(output: Tensor, *, lead: int = 1) -> Tensor:
 def _pairs(output: Tensor, *, lead: int = 1) -> Tensor:
     logits = _squeeze_last(output, lead=lead)
     return torch.stack([torch.zeros_like(logits), logits], dim=-1)
+
+
+def _labelled(batches: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """Return batches as of two classes."""
+    pairs = [(_pairs(output, lead=2), target > 0.5) for output, target in batches]
+    return [(output, target.long().reshape(output.shape[1:-1])) for output, target in pairs]
 
 
 class _BernoulliStream(Stream):

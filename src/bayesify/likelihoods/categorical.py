@@ -20,6 +20,7 @@ from bayesify.likelihoods.pooling import (
     Temperatures,
     check_pooling,
     fit_pooled,
+    held_out_nll,
     normalised,
 )
 from bayesify.likelihoods.prediction import ClassificationPrediction
@@ -193,23 +194,35 @@ class Categorical(Likelihood):
         With another pooling the power mean takes the average's place; see `fit_pooled`.
         """
         check_pooling(pooling, temperatures)
-        counted = [self._counted(target) for _, target in batches]
-        logits = torch.cat([self.classes_last(o, lead=2)[:, c] for (o, _), c in zip(batches, counted, strict=True)], 1)
-        labels = torch.cat([t[c] for (_, t), c in zip(batches, counted, strict=True)]).long()
-        if labels.numel() == 0:
-            raise ValueError("There is no label to calibrate on: every target is ignore_index.")
+        logits, labels, examples = self._gathered(batches)
         found, before, after = fit_pooled(
             logits,
             labels,
             start=Pooled(self.temperature, self.exponent),
             parts=parts or [0] * len(logits),
-            examples=_examples(counted),
+            examples=examples,
             pooling=pooling,
             temperatures=temperatures,
         )
         self.temperature = found.temperature.to(self.temperature)
         self.exponent = found.exponent
         return before, after
+
+    @torch.no_grad()
+    def held_out_nll(self, batches: Sequence[tuple[Tensor, Tensor]], *, parts: Sequence[int] = ()) -> Tensor:
+        """Return the mean NLL of each example, (E,), as `calibrate` would leave it, fitted on other examples."""
+        logits, labels, examples = self._gathered(batches)
+        start = Pooled(self.temperature, self.exponent)
+        return held_out_nll(logits, labels, start=start, parts=parts or [0] * len(logits), examples=examples)
+
+    def _gathered(self, batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return logits (S, N, C), labels (N,), and which example each is of, of the positions that count."""
+        counted = [self._counted(target) for _, target in batches]
+        logits = torch.cat([self.classes_last(o, lead=2)[:, c] for (o, _), c in zip(batches, counted, strict=True)], 1)
+        labels = torch.cat([t[c] for (_, t), c in zip(batches, counted, strict=True)]).long()
+        if labels.numel() == 0:
+            raise ValueError("There is no label to calibrate on: every target is ignore_index.")
+        return logits, labels, _examples(counted)
 
     def make_room(self, tensors: Mapping[str, Tensor]) -> None:
         """Have as many temperatures as will be loaded."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bayesify._core.maths import at_least_float32, gaussian_log_prob
 from bayesify.likelihoods.likelihood import Likelihood, Stream, variance_of
-from bayesify.likelihoods.pooling import Pooling, Temperatures
+from bayesify.likelihoods.pooling import Pooling, Temperatures, folds_of
 from bayesify.likelihoods.prediction import Prediction, RegressionPrediction
 
 __all__ = ["Gaussian"]
@@ -190,6 +190,24 @@ class Gaussian(Likelihood):
         factor = max(ratio, 1e-12)
         self.variance_scale.mul_(factor)
         return before, before + 0.5 * (math.log(factor) + ratio / factor - ratio)
+
+    @torch.no_grad()
+    def held_out_nll(self, batches: Sequence[tuple[Tensor, Tensor]], *, parts: Sequence[int] = ()) -> Tensor:
+        """Return the mean NLL of each example, (E,), with the scale of the variance of other examples."""
+        del parts
+        prediction = Prediction.join([self.from_samples(outputs) for outputs, _ in batches])
+        assert isinstance(prediction, RegressionPrediction)
+        target = torch.cat([_drop_one(target) for _, target in batches]).double()
+        rows = len(target)
+        ratios = ((target - prediction.mean.double()) ** 2 / prediction.variance.double()).reshape(rows, -1)
+        nll = -prediction.log_prob(target).reshape(rows, -1)
+        folds, number = folds_of(torch.arange(rows, device=target.device))
+        found = torch.empty(rows, dtype=torch.float64, device=target.device)
+        for fold in range(number):
+            own = folds == fold
+            scale = ratios[~own].mean().clamp_min(1e-12) if number > 1 else ratios.new_ones(())
+            found[own] = (nll[own] + 0.5 * (scale.log() + ratios[own] / scale - ratios[own])).mean(1)
+        return found
 
     def stream(self, *, keep_samples: bool = False) -> Stream:
         """Return a collector of draws."""

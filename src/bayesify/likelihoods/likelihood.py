@@ -298,6 +298,19 @@ class Likelihood(nn.Module, ABC):
         """
         raise ValueError(f"{type(self).__name__} has nothing to calibrate.")
 
+    def held_out_nll(self, batches: Sequence[tuple[Tensor, Tensor]], *, parts: Sequence[int] = ()) -> Tensor:
+        """Return the mean NLL of each example, (E,), as `calibrate` would leave it, fitted on other examples.
+
+        Five folds: each is judged by what the other four calibrate. Here, where nothing is calibrated, as it is.
+
+        Args:
+            batches: As in `calibrate`.
+            parts: As in `calibrate`.
+        """
+        del parts
+        each = [self.from_samples(outputs).log_prob(self.marked(target)) for outputs, target in batches]
+        return -torch.cat([one.reshape(len(one), -1).mean(1) for one in each])
+
     def make_room(self, tensors: Mapping[str, Tensor]) -> None:
         """Give tensors whose shape calibration decides the shape that they have in a state that will be loaded."""
 

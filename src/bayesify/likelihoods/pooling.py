@@ -13,7 +13,18 @@ from torch.nn import functional
 
 from bayesify._core.maths import minimise
 
-__all__ = ["Pooled", "Pooling", "PowerMean", "Temperatures", "check_pooling", "fit_pooled", "normalised", "pool"]
+__all__ = [
+    "Pooled",
+    "Pooling",
+    "PowerMean",
+    "Temperatures",
+    "check_pooling",
+    "fit_pooled",
+    "folds_of",
+    "held_out_nll",
+    "normalised",
+    "pool",
+]
 
 Pooling = Literal["auto", "probs", "log-probs", "power"]
 Temperatures = Literal["auto", "one", "each"]
@@ -240,35 +251,88 @@ def fit_pooled(
     return (start, before, before) if same and not after <= before else (found, before, after)
 
 
+def held_out_nll(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    start: Pooled,
+    parts: Sequence[int],
+    examples: Tensor,
+    pooling: Pooling | float = "auto",
+    temperatures: Temperatures = "auto",
+) -> Tensor:
+    """Return the mean NLL of each example, (E,), by what `fit_pooled` chooses, fitted on others.
+
+    The family is chosen on all examples, and its numbers on those of other folds.
+
+    Args:
+        logits: As in `fit_pooled`, and all others.
+        labels: (N,).
+        start: What there is now.
+        parts: Which part of a mixture each draw is of.
+        examples: Which example each position is of, (N,).
+        pooling: The families to choose from.
+        temperatures: Likewise.
+    """
+    of = torch.tensor(list(parts), device=logits.device)
+    ways = _ways(pooling, temperatures, len(logits), int(of.max()) + 1)
+    way = ways[0] if len(ways) == 1 else _chosen(ways, logits, labels, of, examples, start)
+    folds, number = folds_of(examples)
+    return _per_example(_compared([way], logits, labels, of, folds, number, examples, start)[1][0], examples)
+
+
 def _chosen(
     ways: Sequence[_Way], logits: Tensor, labels: Tensor, parts: Tensor, examples: Tensor, start: Pooled
 ) -> _Way:
     """Return the family with the least cross-validated NLL, or the simplest where it is as good."""
-    fold_of, number = _folds(examples, most=CROSS_VALIDATED // max(1, logits.shape[0] * logits.shape[2]))
+    folds, number = folds_of(examples, most=CROSS_VALIDATED // max(1, logits.shape[0] * logits.shape[2]))
     if number < 2:
         return ways[0]
+    return ways[_compared(ways, logits, labels, parts, folds, number, examples, start)[0]]
+
+
+def _compared(
+    ways: Sequence[_Way],
+    logits: Tensor,
+    labels: Tensor,
+    parts: Tensor,
+    folds: Tensor,
+    number: int,
+    examples: Tensor,
+    start: Pooled,
+) -> tuple[int, Tensor]:
+    """Return which family is best, and the NLL of each at each position, fitted on the other folds, (W, N)."""
     scores = torch.full((len(ways), len(labels)), torch.nan, dtype=torch.float64, device=logits.device)
     for fold in range(number):
-        learn, judge = (fold_of != fold) & (fold_of >= 0), fold_of == fold
+        learn, judge = (folds != fold) & (folds >= 0), folds == fold
         for index, way in enumerate(ways):
             fitted = way.fit(logits[:, learn], labels[learn], parts, start, tolerance=1e-3)
             scores[index, judge] = -fitted.log_prob(logits[:, judge], labels[judge], parts)
-    judged = fold_of >= 0
-    scores, (_, groups) = scores[:, judged], torch.unique(examples[judged], return_inverse=True)
-    best = int(scores.mean(1).argmin())
-    gain = scores[0] - scores[best]
-    sums = torch.zeros(int(groups.max()) + 1, dtype=gain.dtype, device=gain.device).index_add_(0, groups, gain)
-    error = float(sums.std()) * math.sqrt(len(sums)) / len(gain)
-    return ways[best] if float(gain.mean()) > error else ways[0]
+    judged = folds >= 0
+    best = int(scores[:, judged].mean(1).argmin())
+    gain = _per_example((scores[0] - scores[best])[judged], examples[judged])
+    error = float(gain.std()) / math.sqrt(len(gain))
+    return (best if float(gain.mean()) > error else 0), scores
 
 
-def _folds(examples: Tensor, *, most: int) -> tuple[Tensor, int]:
+def _per_example(values: Tensor, examples: Tensor) -> Tensor:
+    """Return the mean over the positions of each example, (E,)."""
+    _, groups = torch.unique(examples, return_inverse=True)
+    count = int(groups.max()) + 1
+    sums, counts = (
+        torch.zeros(count, dtype=values.dtype, device=values.device).index_add_(0, groups, one)
+        for one in (values, torch.ones_like(values))
+    )
+    return sums / counts
+
+
+def folds_of(examples: Tensor, *, most: int | None = None) -> tuple[Tensor, int]:
     """Return a fold for each position, alike for all of one example, -1 for those left out, and their number."""
     _, groups = torch.unique(examples, return_inverse=True)
     count = int(groups.max()) + 1
     number = min(FOLDS, count)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).to(groups.device)
-    kept = max(number, min(count, most * count // max(1, len(examples))))
+    kept = count if most is None else max(number, min(count, most * count // max(1, len(examples))))
     fold = torch.full((count,), -1, device=groups.device).scatter(
         0, order[:kept], torch.arange(kept, device=groups.device) % number
     )

@@ -1,0 +1,156 @@
+"""One call that chooses: by validation data alone, within its budget, and what it returns is ready."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import bayesify
+from bayesify import Views, choose
+
+
+class Sided(nn.Module):
+    """Says class 1 for bright pixels on the left, and is confused by noise; mirrored images have other noise."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.features = nn.Flatten()
+        self.head = nn.Linear(16, 2)
+        with torch.no_grad():
+            weight = torch.ones(4, 4)
+            weight[:, 2:] = 0.2  # it ought to be even
+            self.head.weight.copy_(torch.stack([-weight.flatten(), weight.flatten()]))
+            self.head.bias.zero_()
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+
+def symmetric(number, seed=0):
+    """The sum of all pixels decides, so that the mirrored image has the same answer."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(number, 1, 4, 4, generator=generator)
+    labels = torch.bernoulli(x.sum((1, 2, 3)).sigmoid(), generator=generator).long()
+    return [(x[i : i + 100], labels[i : i + 100]) for i in range(0, number, 100)]
+
+
+def nll(posterior, batches):
+    found = [bayesify.predict(posterior, x).log_prob(y) for x, y in batches]
+    return -torch.cat(found).mean().item()
+
+
+def test_it_finds_the_mirror_by_itself(capsys):
+    network, val, test = Sided(), symmetric(600), symmetric(3000, seed=1)
+    posterior = choose(network, val, passes=2)
+    assert posterior.views == Views("identity", "mirror")
+    printed = capsys.readouterr().out
+    assert "plain, identity, mirror" in printed
+    assert printed.count("<- chosen") == 1
+    plain = choose(network, val, passes=1, verbose=False)
+    assert plain.views == Views("identity")
+    assert nll(posterior, test) < nll(plain, test) - 0.01
+    by_hand = bayesify.calibrate(bayesify.convert(network, "map"), val, views=Views("identity", "mirror"))
+    torch.testing.assert_close(
+        bayesify.predict(posterior, test[0][0]).probs, bayesify.predict(by_hand, test[0][0]).probs
+    )
+
+
+@pytest.mark.slow
+def test_nothing_costs_more_than_its_budget():
+    for passes in (1, 3, 6):
+        choice = choose(Sided(), symmetric(200), passes=passes, verbose=False).choice
+        assert max(one.passes for one in choice.candidates if one.reason is None) <= passes
+        assert [one for one in choice.candidates if one.name == choice.chosen]
+
+
+def test_the_gain_is_paired_and_held_out():
+    """The plain network's own line has no gain, and its NLL is what a temperature fitted on other folds gives."""
+    choice = choose(Sided(), symmetric(400), passes=2, verbose=False).choice
+    plain = choice.candidates[0]
+    assert plain.gain == 0
+    x, y = (torch.cat(parts) for parts in zip(*symmetric(400), strict=True))
+    with torch.no_grad():
+        logits = Sided()(x).double()
+    whole = bayesify.Categorical().double()
+    _, after = whole.calibrate([(logits[None], y)])
+    assert after <= plain.nll < after + 0.01
+    each = -(logits / whole.temperature).log_softmax(-1)[range(400), y]
+    assert plain.nll_error == pytest.approx(each.std().item() / math.sqrt(400), rel=0.05)
+
+
+def test_a_cheaper_one_is_taken_where_it_is_as_good():
+    """An even network says the same of the mirrored image: the second pass is not paid for."""
+    network = Sided()
+    with torch.no_grad():
+        network.head.weight.copy_(torch.stack([-torch.ones(16), torch.ones(16)]))
+    assert choose(network, symmetric(400), passes=2, verbose=False).views == Views("identity")
+
+
+def test_what_cannot_be_tried_says_why():
+    network = nn.Sequential(nn.Conv2d(1, 2, 4), nn.Flatten())  # no linear layer
+    choice = choose(network, symmetric(200), passes=1, verbose=False).choice
+    failed = [one for one in choice.candidates if one.reason is not None]
+    assert [one.name for one in failed] == ["noise before the last layer, widened"]
+    assert "not tried: The network calls no linear layer." in str(choice)
+
+
+def test_tables_and_functions():
+    torch.manual_seed(0)
+    x = torch.randn(400, 3)
+    y = 2 * x[:, 0] + torch.randn(400)
+    network = nn.Linear(3, 1)
+    with torch.no_grad():
+        network.weight.copy_(torch.tensor([[2.0, 0.5, 0.0]]))
+        network.bias.zero_()
+    signs = Views("identity", lambda x: x * torch.tensor([1.0, -1.0, 1.0]))
+    posterior = choose(network, [(x, y)], passes=2, likelihood=bayesify.Gaussian(1.0), views=[signs], verbose=False)
+    assert posterior.views is signs  # it takes the wrong weight out
+    found = bayesify.predict(posterior, x)
+    torch.testing.assert_close(found.mean, 2 * x[:, 0])
+
+
+@pytest.mark.slow
+def test_training_data_are_used():
+    data = TensorDataset(*(torch.cat(parts) for parts in zip(*symmetric(600, seed=3), strict=True)))
+    train, val = DataLoader(data, batch_size=50, shuffle=True), symmetric(400)
+    posterior = choose(Sided(), val, passes=2, loader=train, epochs=2, verbose=False)
+    names = {one.name: one for one in posterior.choice.candidates}
+    for name, epochs in (
+        ("last-layer Laplace", 1),
+        ("the network and others trained on from it", 2),
+        ("BayesAdapter", 2),
+    ):
+        assert names[name].reason is None, names[name].reason
+        assert names[name].epochs == epochs
+    # The network is wrong in a way that training mends, and its own line stays in the ensemble.
+    trained = names["the network and others trained on from it"]
+    assert trained.gain > 0
+
+
+def test_it_is_kept(tmp_path):
+    network, val = Sided(), symmetric(400)
+    posterior = choose(network, val, passes=2, verbose=False)
+    bayesify.save(posterior, tmp_path / "chosen")
+    loaded = bayesify.load(tmp_path / "chosen", network)
+    x = val[0][0]
+    assert torch.equal(bayesify.predict(loaded, x).probs, bayesify.predict(posterior, x).probs)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"passes": 0}, ValueError, "passes must be at least 1"),
+        ({"epochs": 3}, ValueError, "needs training data"),
+        ({"val": []}, ValueError, "gave no batch"),
+        ({"val": iter(symmetric(100))}, TypeError, "several times"),
+        ({"val": [(torch.randn(5, 1, 4, 4), torch.zeros(5).long())]}, ValueError, "5 validation examples are too few"),
+    ],
+    ids=["passes", "epochs", "empty", "iterator", "few"],
+)
+def test_bad_input_gets_a_sentence(options, error, words):
+    val = options.pop("val", symmetric(100))
+    with pytest.raises(error, match=words):
+        choose(Sided(), val, **options)
