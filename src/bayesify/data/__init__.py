@@ -9,6 +9,7 @@ from typing import Any
 
 from bayesify._core.deprecation import moved_names
 from bayesify._moved import missing
+from bayesify.data.corruptions import CORRUPTIONS, corrupt
 from bayesify.data.digits import photo_patches, read_digits
 from bayesify.data.fakes import OODImages, blur, jpeg, mix, noise_in_ball, shuffle_patches
 from bayesify.data.folder import ImageFolder
@@ -25,6 +26,7 @@ from bayesify.data.sets import SPLITS, load
 from bayesify.data.split import Split, hold_out
 
 __all__ = [
+    "CORRUPTIONS",
     "SPLITS",
     "ImageFolder",
     "OODImages",
@@ -32,6 +34,7 @@ __all__ = [
     "Split",
     "Standardised",
     "blur",
+    "corrupt",
     "gaussian_like",
     "gaussian_noise",
     "hold_out",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -36,12 +37,20 @@ def noise_in_ball(x: Tensor, radius: float, *, generator: Source = None, scale: 
     return (x + radius * (2 * draw(torch.rand, x, x.shape, generator) - 1)).clamp(*scale)
 
 
-def blur(x: Tensor, sigma: float | Tensor) -> Tensor:
+def blur(
+    x: Tensor,
+    sigma: float | Tensor,
+    *,
+    reach: int | None = None,
+    border: Literal["reflect", "replicate"] = "reflect",
+) -> Tensor:
     """Blur images with Gaussians of one width in pixels, or of one for each; 0 leaves an image as it is.
 
     Args:
         x: ``(N, C, H, W)``.
         sigma: one standard deviation, or ``(N,)``.
+        reach: how many pixels a kernel goes to each side; three standard deviations, within the image, by default.
+        border: what lies outside: the image mirrored at its border pixels, or these repeated.
 
     >>> bool((blur(torch.eye(5)[None, None], 1.0).amax() < 0.5))
     True
@@ -50,16 +59,17 @@ def blur(x: Tensor, sigma: float | Tensor) -> Tensor:
     widths = torch.as_tensor(sigma, dtype=x.dtype, device=x.device).expand(len(x))
     if bool((widths < 0).any()):
         raise ValueError("the width of a blur is at least 0")
-    reach = min(math.ceil(3 * float(widths.max())), min(x.shape[2:]) - 1)
+    if reach is None:
+        reach = min(math.ceil(3 * float(widths.max())), min(x.shape[2:]) - 1)
     offsets = torch.arange(-reach, reach + 1, dtype=x.dtype, device=x.device)
     kernels = torch.exp(-0.5 * (offsets / widths[:, None].clamp_min(1e-3)) ** 2)
     kernels = (kernels / kernels.sum(1, keepdim=True)).repeat_interleave(x.shape[1], 0)
     rows = x.flatten(0, 1)[None]
-    for weight, border in (
+    for weight, sides in (
         (kernels[:, None, :, None], [0, 0, reach, reach]),
         (kernels[:, None, None, :], [reach, reach, 0, 0]),
     ):
-        rows = conv2d(pad(rows, border, mode="reflect"), weight, groups=len(kernels))
+        rows = conv2d(pad(rows, sides, mode=border), weight, groups=len(kernels))
     return rows[0].view_as(x)
 
 
