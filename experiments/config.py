@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 import bayesify
 from experiments.records import config_hash, plain
+from experiments.shift import Shift
 
 __all__ = ["Config", "Measure", "Setting", "Task"]
 
@@ -30,6 +31,7 @@ class Setting:
         likelihood: What the outputs mean.
         supervision: Makes the options of `fit` that ask for uncertainty; None where there are none.
         scale: The standard deviation of regression targets, in their own units.
+        shifted: Makes the first test inputs under corruptions, set by set; None where there are no such inputs.
     """
 
     network: nn.Module
@@ -41,6 +43,7 @@ class Setting:
     likelihood: Any = "classification"
     supervision: Callable[[], dict[str, Any]] | None = None
     scale: float = 1.0
+    shifted: Callable[[], Iterator[Shift]] | None = None
 
 
 class Task(Protocol):

@@ -3,7 +3,8 @@
 Without a name it lists the experiments, which `experiments/configs/*.py` describe. A line of a table is fitted and
 measured for each seed, and goes to `experiments/results/<name>.json` (`experiments/records.py` says what a row holds);
 what is there for the same configuration and seed is not made again. Fits that were stopped go on from their checkpoints
-in `--work`, which rows with the same fit share. `--trial` takes a few examples, one seed, and keeps nothing.
+in `--work`, which rows with the same fit share; numbers of single examples, where a measure has them, are kept there
+too. `--trial` takes a few examples, one seed, and keeps nothing.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ import torch
 import bayesify
 from experiments.config import Config, Setting, Task
 from experiments.configs import experiments
-from experiments.records import RESULTS, Records
+from experiments.examples import save_columns
+from experiments.records import RESULTS, Records, config_hash
 
-__all__ = ["fitted", "found", "main", "measured"]
+__all__ = ["examples_path", "fitted", "found", "main", "measured"]
 
 
 def found(experiment: str, name: str) -> Config:
@@ -80,7 +82,15 @@ def measured(config: Config, seed: int, *, trial: bool = False, work: Path = Pat
     setting = ready(config.task, seed, trial, work)
     for measure in config.measures:
         row |= measure(posterior, setting, seed=seed, trial=trial)
+    columns = row.pop("examples", None)
+    if columns is not None and not trial:
+        save_columns(examples_path(work, config_hash(config.described()), seed), columns)
     return row
+
+
+def examples_path(work: Path, hashed: str, seed: int) -> Path:
+    """Return where the columns of a row's examples are, by the hash of its configuration."""
+    return work / "examples" / f"{hashed}-{seed}.npz"
 
 
 def _to_fit(config: Config) -> Config:

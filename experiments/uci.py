@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from bayesify import Gaussian
@@ -31,15 +32,18 @@ class Uci:
     table: str
     epochs: int = 40
     held_out: bool = False
+    val: ClassVar[float | None] = None  # the share of training rows that are held out to fit scales on
 
     def setting(self, seed: int, *, trial: bool, work: Path) -> Setting:
         """Train the network on one split, and take the noise from its residuals."""
         made = standardise(*read_uci(data_root() / "uci" / f"{self.table}.npz", seed))
         train, test = ((part.inputs.float(), part.targets.float()) for part in made.splits)
         if self.held_out:
-            order = torch.randperm(len(train[0]), generator=torch.Generator().manual_seed(seed))
-            own, held = order.tensor_split([4 * len(order) // 5])
-            train, test = (train[0][own], train[1][own]), (train[0][held], train[1][held])
+            train, test = _cut(train, 4 * len(train[0]) // 5, seed)
+        # Scales of variances are fitted on the training rows: there are too few to hold some out.
+        val = train
+        if self.val is not None:
+            train, val = _cut(train, round((1 - self.val) * len(train[0])), seed)
         loader = DataLoader(TensorDataset(*train), 32, shuffle=True)
         torch.manual_seed(seed)
         network = nn.Sequential(nn.Linear(train[0].shape[1], 50), nn.ReLU(), nn.Linear(50, 1))
@@ -53,7 +57,13 @@ class Uci:
         with torch.no_grad():
             residual = (network(train[0]) - train[1]).square().mean().sqrt()
             likelihood.log_noise.fill_(math.log(float(residual)))
-        # Scales of variances are fitted on the training rows: there are too few to hold some out.
         rows = DataLoader(TensorDataset(*test), 1000)
-        known = DataLoader(TensorDataset(*train), 1000)
+        known = DataLoader(TensorDataset(*val), 1000)
         return Setting(network, loader, known, rows, likelihood=likelihood, scale=float(made.targets.std))
+
+
+def _cut(rows: tuple[Tensor, Tensor], first: int, seed: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Return so many rows, chosen at random, and the others."""
+    order = torch.randperm(len(rows[0]), generator=torch.Generator().manual_seed(seed))
+    own, held = order.tensor_split([first])
+    return (rows[0][own], rows[1][own]), (rows[0][held], rows[1][held])
