@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from experiments.board_tables import BOARDS
 from experiments.tables import Cell, Line, markdown, rows_of, shown, table
 
 __all__ = ["TABLES"]
@@ -478,4 +479,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "truth-classes": partial(decomposition, "classes"),
     "truth-numbers": partial(decomposition, "numbers"),
     "truth-hmc": partial(table, "truth_hmc", HMC, HMC_LINES),
+    **BOARDS,
 }

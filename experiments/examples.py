@@ -65,8 +65,12 @@ def figures(columns: Columns) -> dict[str, float]:
     """Return what the columns amount to, by name.
 
     >>> found = figures(
-    ...     {"log_prob": torch.tensor([-0.1, -2.0]), "correct": torch.tensor([True, False]),
-    ...      "msp": torch.tensor([0.1, 0.3]), "brier": torch.tensor([0.02, 1.2])}
+    ...     {
+    ...         "log_prob": torch.tensor([-0.1, -2.0]),
+    ...         "correct": torch.tensor([True, False]),
+    ...         "msp": torch.tensor([0.1, 0.3]),
+    ...         "brier": torch.tensor([0.02, 1.2]),
+    ...     }
     ... )
     >>> round(found["error"], 4), round(found["nll"], 4), round(found["ece"], 4), round(found["aurc"], 4)
     (0.5, 1.05, 0.4, 0.25)

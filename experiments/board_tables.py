@@ -1,0 +1,129 @@
+"""The tables of the scoreboard's page, of the rows that have been made; a task without rows says how they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from experiments.configs.scoreboard import EXPERIMENTS, TABLES
+from experiments.records import RESULTS
+from experiments.tables import Cell, markdown, rows_of, shown
+
+__all__ = ["BOARDS", "board", "made_rows", "uci"]
+
+Columns = Mapping[str, Cell | Sequence[Cell]]
+
+QUALITY: Columns = {
+    "passes": Cell(("passes",), digits=0, spread=False),
+    "cost": Cell(("cost in plain passes",), digits=1, spread=False),
+    "error %": Cell(("test", "error"), 100, 2),
+    "NLL": Cell(("test", "nll")),
+    "Brier": Cell(("test", "brier")),
+    "ECE %": Cell(("test", "ece"), 100, 2),
+    "AURC 1e-3": Cell(("test", "aurc"), 1000, 2),
+    "answered at 1 % risk, %": Cell(("test", "coverage at 1 % risk"), 100, 1),
+}
+SHIFT: Columns = {
+    **{
+        f"{kind} {title}": [
+            Cell((kind, f"{measure}-{score}"), digits=3, spread=False) for score in ("total", "epistemic")
+        ]
+        for kind in ("near", "far")
+        for title, measure in (("AUROC", "auroc"), ("FPR95", "fpr95"))
+    },
+    "shift: error %": Cell(("shift", "error"), 100, 1),
+    "NLL": Cell(("shift", "nll"), digits=3),
+    "ECE %": Cell(("shift", "ece"), 100, 1),
+}
+REGRESSION = {"RMSE": ("rmse", 1, 2), "CRPS": ("crps", 1, 3), "covered %": ("coverage", 100, 0)}
+
+
+def made_rows(name: str, folder: Path = RESULTS) -> dict[str, list[dict[str, Any]]]:
+    """Return the measures of the rows that are there, for all seeds, in the order of their configurations."""
+    found = {}
+    for config in EXPERIMENTS[name]:
+        try:
+            rows = rows_of(name, config.name, folder=folder)
+        except (KeyError, FileNotFoundError):
+            continue
+        if not any("failed" in row for row in rows):
+            found[config.name] = rows
+    return found
+
+
+def board(name: str, columns: Columns, *, folder: Path = RESULTS, first: bool = False) -> str:
+    """Return the table of a task: columns that some row has.
+
+    Args:
+        name: The experiment.
+        columns: Cells by title.
+        folder: Of the results.
+        first: Whether the difference of the NLL from the bar's is a column too, and the picture follows.
+    """
+    rows = made_rows(name, folder)
+    if not rows:
+        return _missing(name)
+    titles = list(columns)
+    lines = [[label, *(_cell(columns[title], found) for title in titles)] for label, found in rows.items()]
+    if first:
+        titles.append("NLL − the bar's")
+        for line in lines:
+            line.append(_apart(name, line[0], folder))
+    kept = [0, *(i for i in range(1, len(titles) + 1) if any(line[i] for line in lines))]
+    made = markdown([[line[i] for i in kept] for line in [["", *titles], *lines]])
+    if first and (folder / f"{name}.svg").exists():
+        made += f"\n\n![Quality against the passes of a prediction](../experiments/results/{name}.svg)"
+    return made
+
+
+def _cell(cell: Cell | Sequence[Cell], rows: Sequence[Mapping[str, Any]]) -> str:
+    texts = [one.of(rows) for one in ([cell] if isinstance(cell, Cell) else cell)]
+    return " / ".join(text for text in texts if text)
+
+
+def _apart(name: str, row: str, folder: Path) -> str:
+    """Return the difference of the NLL with its interval, of one seed, or the mean of several with none."""
+    try:
+        found = [one["nll"] for one in rows_of(f"{name}_pairs", row, folder=folder)]
+    except (KeyError, FileNotFoundError):
+        return ""
+    mean = shown(sum(one["difference"] for one in found) / len(found), 4)
+    if len(found) > 1:
+        return mean
+    return f"{mean} ({' to '.join(shown(end, 4) for end in found[0]['interval'])})"
+
+
+def _missing(*names: str) -> str:
+    return f"Not measured yet: `python -m experiments.run {' '.join(names)}`."
+
+
+def uci(kind: str, *, folder: Path = RESULTS) -> str:
+    """Return the NLL of every table with rows, or the other figures, divided by strokes."""
+    names = {table: f"scoreboard_uci_{table}" for table in TABLES}
+    rows = {table: found for table, name in names.items() if (found := made_rows(name, folder))}
+    if not rows:
+        return _missing(*names.values())
+    cells = [Cell(("test", "nll"), digits=2)]
+    if kind == "others":
+        cells = [Cell(("test", key), scale, digits, spread=False) for key, scale, digits in REGRESSION.values()]
+    labels = dict.fromkeys(label for found in rows.values() for label in found)
+    passes = Cell(("passes",), digits=0, spread=False)
+    lines = [["" if kind == "nll" else " / ".join(REGRESSION), "passes", *rows]]
+    for label in labels:
+        first = next(found[label] for found in rows.values() if label in found)
+        lines.append([label, passes.of(first), *(_cell(cells, found.get(label, [{}])) for found in rows.values())])
+    return markdown(lines)
+
+
+BOARDS: dict[str, Callable[[], str]] = {
+    **{
+        f"{name.replace('_', '-')}{end}": partial(board, name, columns, first=not end)
+        for name in EXPERIMENTS
+        if not name.startswith("scoreboard_uci")
+        for end, columns in (("", QUALITY), ("-shift", SHIFT))
+    },
+    "scoreboard-uci": partial(uci, "nll"),
+    "scoreboard-uci-others": partial(uci, "others"),
+}
