@@ -126,7 +126,7 @@ class Board:
         inputs = next(iter(setting.test))
         repeats = 1 if trial else self.repeats
         row["cost in plain passes"] = round(_cost(plain, ready, inputs, options, repeats), 2)
-        row["temperature"] = _fitted(ready)
+        row["fitted"] = _fitted(ready)
         own = bayesify.predict(ready, setting.test, **options)
         columns = columns_of(own, targets_of(ready, setting.test), scale=setting.scale)
         row["test"] = _rounded(figures(columns))
@@ -207,13 +207,15 @@ def _rounded(values: Mapping[str, float]) -> dict[str, float]:
     return {name: round(float(value), 5) for name, value in values.items()}
 
 
-def _fitted(posterior: Posterior) -> list[float] | None:
-    """Return the temperatures, or the scale of the variances."""
-    for name in ("temperature", "variance_scale"):
-        value = getattr(posterior.likelihood, name, None)
-        if value is not None:
-            return [round(float(one), 4) for one in torch.as_tensor(value).flatten()]
-    return None
+def _fitted(posterior: Posterior) -> dict[str, list[float]]:
+    """Return what calibration and the search for a scale of the noise may have changed."""
+    found = {name: getattr(posterior.likelihood, name, None) for name in ("temperature", "exponent", "variance_scale")}
+    found["noise scale"] = getattr(posterior, "noise_scale", None)
+    return {
+        name: [round(float(one), 4) for one in torch.as_tensor(value).flatten()]
+        for name, value in found.items()
+        if value is not None
+    }
 
 
 def _cost(plain: Posterior, ready: Posterior, batch: Any, options: Mapping[str, Any], repeats: int) -> float:

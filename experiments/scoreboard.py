@@ -23,7 +23,7 @@ from experiments.run import examples_path
 __all__ = ["BARS", "Point", "compare", "draw", "front", "points"]
 
 # The first of them that a task has is what its rows are compared with.
-BARS = ("plain + mirror, log-probabilities", "plain + temperature")
+BARS = ("plain + mirror, log-probabilities", "plain + temperature", "plain + scale of the variance")
 QUALITIES: dict[str, tuple[str, str]] = {
     "NLL": ("test", "nll"), "AURC": ("test", "aurc"), "NLL under shift": ("shift", "nll"), "RMSE": ("test", "rmse"),
     "CRPS": ("test", "crps"),

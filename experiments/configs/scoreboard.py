@@ -35,11 +35,6 @@ LAYERS = {
 }
 
 
-def dropout(p: float = 0.1) -> MCDropout:
-    """Return dropout of the inputs of linear layers: `include` says of which."""
-    return MCDropout(p=p, insert_before="linear")
-
-
 @dataclasses.dataclass(frozen=True)
 class Rows:
     """Makes the rows of a task.
@@ -49,6 +44,7 @@ class Rows:
         seeds: Of every row.
         last: The name of the last layer, before which dropout is put.
         views: Names of the views; none where inputs have no such symmetry.
+        scaled: What calibration fits: a temperature, or the scale of the variance of numbers.
         board: The measure, whose way is replaced.
     """
 
@@ -56,6 +52,7 @@ class Rows:
     seeds: tuple[int, ...] = (0,)
     last: str = "linear"
     views: tuple[str, ...] = MIRROR
+    scaled: str = "temperature"
     board: Board = dataclasses.field(default_factory=Board)
 
     def plain(self, name: str, **way: Any) -> Config:
@@ -64,10 +61,11 @@ class Rows:
 
     def bars(self) -> list[Config]:
         """Return the plain network, with a temperature, and with its mirror image, averaged both ways."""
-        rows = [self.plain("plain", calibrate=False), self.plain("plain + temperature")]
+        rows = [self.plain("plain", calibrate=False), self.plain(f"plain + {self.scaled}")]
         for words, pooling in (("probabilities", "probs"), ("log-probabilities", "log-probs")):
             if self.views:
-                rows.append(self.plain(f"plain + mirror, {words}", views=self.views, pooling=pooling))
+                way = {"views": self.views, "pooling": pooling, "temperatures": "one"}
+                rows.append(self.plain(f"plain + mirror, {words}", **way))
         return rows
 
     def not_fitted(self, methods: Mapping[str, bayesify.Method]) -> list[Config]:
@@ -75,26 +73,39 @@ class Rows:
         rows = []
         for name, method in methods.items():
             for widened in (False, True):
-                for views in ((), self.views) if self.views else ((),):
-                    words = name + ", widened" * widened + " + mirror" * bool(views)
-                    pooling = "auto" if views else None
-                    way = Way(widened=widened, views=views, pooling=pooling, num_draws=DRAWS)
+                for views in dict.fromkeys(((), self.views)):
                     include = (self.last,) if isinstance(method, MCDropout) else None
-                    rows.append(self._row(words, method, way, self.task, include))
+                    rows.append(self._drawn(name, method, self.task, include, widened=widened, views=views))
         return rows
 
-    def surveyed(self, methods: Mapping[str, bayesify.Method], task: Task) -> list[Config]:
-        """Return methods that need a pass over training data, whose task shows `fit` the validation data."""
-        rows = []
-        for name, method in methods.items():
-            for views in ((), self.views) if self.views else ((),):
-                way = Way(views=views, pooling="auto" if views else None, num_draws=DRAWS)
-                rows.append(self._row(name + " + mirror" * bool(views), method, way, task))
-        return rows
+    def surveyed(
+        self, methods: Mapping[str, bayesify.Method], task: Task, include: tuple[str, ...] | None = None
+    ) -> list[Config]:
+        """Return methods that need a pass over training data, whose task may show `fit` the validation data."""
+        return [
+            self._drawn(name, method, task, include, views=views)
+            for name, method in methods.items()
+            for views in dict.fromkeys(((), self.views))
+        ]
 
     def chosen(self) -> list[Config]:
         """Return what the library chooses by itself within two and within four passes."""
         return [self.plain(f"chosen, {passes} passes", passes=passes) for passes in (2, 4)]
+
+    def _drawn(
+        self,
+        name: str,
+        method: bayesify.Method,
+        task: Task,
+        include: tuple[str, ...] | None,
+        *,
+        views: tuple[str, ...],
+        widened: bool = False,
+    ) -> Config:
+        """Return a row that draws: with one temperature for the average, or with views, pooled as is best."""
+        pooled = {} if views else {"pooling": "probs", "temperatures": "one"}
+        way = Way(widened=widened, views=views, num_draws=DRAWS, **pooled)
+        return self._row(name + ", widened" * widened + " + mirror" * bool(views), method, way, task, include)
 
     def _row(
         self, name: str, method: bayesify.Method, way: Way, task: Task, include: tuple[str, ...] | None = None
@@ -107,8 +118,12 @@ IMAGES: dict[str, bayesify.Method] = {
     "BayesAdapter, not fitted": ADAPTER,
     "iBNN, not fitted": FACTORS,
     "ABNN, not fitted": NORMS,
-    "dropout before the last layer": dropout(),
+    "dropout before the last layer": MCDropout(p=0.1, insert_before="linear"),
 }
+# The last layer of 150 intents is too large for a covariance, so its Kronecker factors are taken; that of scenes is a
+# convolution, which has no other.
+HEAD = {"Laplace, last layer": Laplace(structure="kronecker", mc_labels=1)}
+PIXELS = {**IMAGES, "dropout before the last layer": MCDropout(p=0.1, insert_before="conv")}
 WITHOUT_NORMS = {name: method for name, method in IMAGES.items() if method != NORMS}
 
 
@@ -118,7 +133,7 @@ def _images(rows: Rows, methods: Mapping[str, bayesify.Method], **changes: Any) 
 
 
 def _uci(table: str) -> list[Config]:
-    rows = Rows(UciBoard(table), seeds=FIVE, last="2", views=())
+    rows = Rows(UciBoard(table), seeds=FIVE, last="2", views=(), scaled="scale of the variance")
     by_evidence = {
         name: dataclasses.replace(method, prior_precision="marginal-likelihood", mc_labels=None)
         for name, method in LAYERS.items()
@@ -141,10 +156,15 @@ EXPERIMENTS = {
     "scoreboard_cifar_resnet44": _images(Rows(CifarBoard("resnet44")), IMAGES),
     "scoreboard_clinc": [
         *QUERIES.bars(),
-        *QUERIES.not_fitted({**IMAGES, "dropout before the last layer": dropout()}),
-        *QUERIES.surveyed({"Laplace, last layer": Laplace()}, QUERIES.task),
+        *QUERIES.not_fitted(IMAGES),
+        *QUERIES.surveyed(HEAD, QUERIES.task, ("head",)),
         *QUERIES.chosen(),
     ],
     **{f"scoreboard_uci_{table}": _uci(table) for table in TABLES},
-    "scoreboard_scenes": [*SCENES.bars(), *SCENES.not_fitted(IMAGES), *SCENES.chosen()],
+    "scoreboard_scenes": [
+        *SCENES.bars(),
+        *SCENES.not_fitted(PIXELS),
+        *SCENES.surveyed(HEAD, SCENES.task, ("head",)),
+        *SCENES.chosen(),
+    ],
 }

@@ -48,7 +48,8 @@ def test_a_row_is_what_the_library_says(tmp_path):
     row, posterior, setting = measured(bayesify.MCDropout(), board, tmp_path)
     bayesify.calibrate(posterior, setting.val, num_draws=4, seed=3)
     theirs = bayesify.evaluate(posterior, setting.test, ood=setting.ood, num_draws=4, seed=3).metrics
-    assert row["temperature"] == [pytest.approx(float(posterior.likelihood.temperature), abs=1e-4)]
+    temperature = pytest.approx(float(posterior.likelihood.temperature), abs=1e-4)
+    assert row["fitted"]["temperature"] == [temperature]
     assert row["test"]["error"] == pytest.approx(1 - theirs["accuracy"], abs=1e-5)
     for name in ("nll", "brier", "ece", "aurc"):
         assert row["test"][name] == pytest.approx(theirs[name], abs=1e-5)
@@ -78,7 +79,7 @@ def test_a_plain_row_has_nothing_epistemic_and_one_pass(tmp_path):
     board = Board(Way(calibrate=False, num_draws=8), near=("photos",), resamples=5, repeats=1)
     row, _, _ = measured(bayesify.MAP(), board, tmp_path)
     assert row["passes"] == 1
-    assert row["temperature"] == [1.0]
+    assert row["fitted"]["temperature"] == [1.0]
     assert set(row["near"]) == {"auroc-total", "fpr95-total"}
     assert "far" not in row
 

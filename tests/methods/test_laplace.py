@@ -1,5 +1,6 @@
 """Laplace as a method: what it refuses, how it is fitted and goes on, what it takes, and how it is kept."""
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,18 @@ def test_a_finished_run_is_not_made_again(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(LaplaceSurvey, "look", lambda *_: pytest.fail("the data were looked at again"))
     again = fitted(Laplace(), checkpoint=tmp_path / "run")
     assert torch.equal(first.law.covariance(), again.law.covariance())
+
+
+@pytest.mark.parametrize("structure", ["last-layer", "diagonal", "kronecker"])
+def test_sums_of_squares_keep_no_graph_of_a_learned_noise(structure):
+    x = data().tensors[0]
+    rows = DataLoader(TensorDataset(x, x[:, :1]), 8)
+    plain = nn.Sequential(nn.Linear(x.shape[1], 5), nn.ReLU(), nn.Linear(5, 1)).to(x.dtype)
+    posterior = bayesify.convert(plain, Laplace(structure=structure), likelihood="regression")
+    bayesify.fit(posterior, rows, progress=False)
+    assert all(tensor.is_leaf for tensor in posterior.buffers())
+    x = x[:4]
+    assert_close(bayesify.predict(copy.deepcopy(posterior), x).mean, bayesify.predict(posterior, x).mean)
 
 
 def test_a_diagonal_is_a_gaussian_posterior_with_what_that_can_do():

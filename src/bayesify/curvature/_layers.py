@@ -99,6 +99,7 @@ def gradients(output: Tensor, calls: Sequence[Call], column: Tensor) -> list[Ten
     return list(found)
 
 
+@torch.no_grad()
 def add_squares(calls: Sequence[Call], grads: Sequence[Tensor | None], sums: Mapping[str, Tensor]) -> None:
     """Add sum_n (sum over positions and calls of the gradient of example n)^2 to each parameter's sum."""
     by_site: dict[str, list[tuple[Call, Tensor]]] = defaultdict(list)
