@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from experiments.shift import Shift
 __all__ = ["Board", "Way", "passes_of"]
 
 IGNORED = -100
+WIDENED_ON = 2  # batches of the validation set: the width of noise is one number
 SCORES = ("total", "epistemic")
 
 
@@ -60,7 +62,7 @@ class Way:
         made = copy.deepcopy(posterior)
         number = self.drawn(trial)
         if self.widened:
-            bayesify.widen(made, setting.val, num_draws=number)
+            bayesify.widen(made, list(islice(setting.val, WIDENED_ON)), num_draws=number, views=self._views())
         if self.calibrate:
             wanted = {"pooling": self.pooling, "temperatures": self.temperatures, "views": self._views()}
             if self.how != "sampling":

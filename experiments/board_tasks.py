@@ -44,8 +44,8 @@ class CifarBoard:
     network: str = "resnet20"
     images: int = 2000
     choose: bool = False
-    ood: int = 1000
-    shifted: int = 500
+    ood: int = 500
+    shifted: int = 200
 
     def setting(self, seed: int, *, trial: bool, work: Path) -> Setting:
         """Read the images and the weights."""
