@@ -26,7 +26,7 @@ from bayesify import (
     Widening,
     widen,
 )
-from bayesify.prediction import trials, widening
+from bayesify.prediction import widening
 from bayesify.prediction.trials import Trial, judge
 from bayesify.prediction.widening import _largest, _least_nll
 
@@ -188,6 +188,29 @@ def test_a_temperature_that_was_fitted_before_changes_nothing():
     assert posterior.likelihood.temperature > 1.5
     after = trial(posterior, batches(x, y), calibrated=True, num_draws=6, seed=0)
     assert after.nll == pytest.approx(before.nll, abs=1e-6)
+
+
+def test_draws_are_pooled_as_the_posterior_pools_them():
+    x, y = images()
+    posterior = classifier(likelihood=Categorical(exponent=0.0))
+    mean = special.log_softmax(draws_of(posterior, x, 6).numpy(), -1)
+
+    def nll(rows, temperature):
+        pooled = special.log_softmax(special.log_softmax(mean[:, rows] / temperature, -1).mean(0), -1)
+        return -pooled[range(len(y[rows])), y[rows]]
+
+    total = 0.0
+    for half in range(2):
+        mine, other = slice(half, None, 2), slice(1 - half, None, 2)
+        best = optimize.minimize_scalar(
+            lambda t: nll(other, math.exp(t)).mean(),  # noqa: B023
+            bounds=(-4, 4),
+            method="bounded",
+            options={"xatol": 1e-10},
+        )
+        total += nll(mine, math.exp(best.x)).sum()
+    found = trial(posterior, batches(x, y), calibrated=True, num_draws=6, seed=0)
+    assert found.nll == pytest.approx(total / len(y), abs=1e-6)
 
 
 @pytest.mark.parametrize("calibrated", [False, True])
@@ -376,14 +399,22 @@ def test_the_likelihood_is_left_alone():
     assert posterior.likelihood.temperature == 1
 
 
-def test_views_reach_the_predictions_only_if_there_are_any(monkeypatch):
+@pytest.mark.filterwarnings("ignore:The noise was made")  # labels at random want as much as there is
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_views_are_seen(calibrated):
     posterior, (x, y) = classifier(), images()
-    seen = []
-    monkeypatch.setattr(
-        trials, "predict", lambda *a, views=None, **more: seen.append(views) or bayesify.predict(*a, **more)
-    )
-    widen(posterior, batches(x, y), num_draws=2, views="mirror")
-    assert set(seen) == {"mirror"}
+    views = [lambda x: x, lambda x: -x]
+    with torch.no_grad():
+        found = widen(copy.deepcopy(posterior), [(x, y)], calibrated=calibrated, num_draws=4, views=views).widening
+        by_hand = []
+        for factor in (0.01, 1.0):
+            one = copy.deepcopy(posterior)
+            one.law.rescale(factor)
+            by_hand.append(trial(one, [(x, y)], calibrated=calibrated, num_draws=4, seed=0, views=views))
+            plain = trial(one, [(x, y)], calibrated=calibrated, num_draws=4, seed=0)
+            assert abs(plain.nll - by_hand[-1].nll) > 1e-3
+    tried = {one.factor: one.nll for one in found.trials}
+    assert [tried[0.01], tried[1.0]] == pytest.approx([one.nll for one in by_hand], rel=1e-9)
 
 
 def test_a_record_of_what_was_tried():

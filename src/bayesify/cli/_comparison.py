@@ -120,7 +120,8 @@ def fit_method(task: Task, method: Method) -> Made:
         if isinstance(reason := posterior.law.rescaling(), Refusal):
             warnings.warn(f"It is not widened: {reason}", stacklevel=2)
         else:
-            widen(posterior, task.val, num_draws=task.predicting.get("num_draws"), seed=task.seed)
+            options: dict[str, Any] = {name: task.predicting.get(name) for name in ("num_draws", "views")}
+            widen(posterior, task.val, seed=task.seed, **options)
     return posterior, time.perf_counter() - start if method.learns or task.widens else 0.0
 
 

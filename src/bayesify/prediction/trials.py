@@ -62,7 +62,9 @@ def judge(
     for batch in bar(loader, f"factor {factor:.3g}", shown=progress):
         inputs, target = posterior.split_batch(to_device(batch, device))
         labels = posterior.likelihood.labels(target)
-        seen = seen or (_Numbers(calibrated) if labels is None else _Classes(calibrated))
+        if seen is None:
+            exponent = getattr(posterior.likelihood, "exponent", 1.0)
+            seen = _Numbers(calibrated) if labels is None else _Classes(calibrated, exponent)
         found = predict(posterior, inputs, keep_samples=calibrated and labels is not None, **options)
         seen.add(found, target if labels is None else labels)
     if seen is None:
@@ -76,6 +78,7 @@ class _Classes:
     """Classes: sums, and with calibration the draws of every batch, which count as logits."""
 
     calibrated: bool
+    exponent: float
     batches: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     log_prob: float = 0.0
     right: float = 0.0
@@ -102,7 +105,7 @@ class _Classes:
         total = 0.0
         for half, other in _halves(self.batches):
             fitted = Categorical(class_dim=-1).to(half[0][0].dtype)
-            fitted.calibrate(other)
+            fitted.calibrate(other, pooling=self.exponent)
             for draws, labels in half:
                 part, _ = fitted.total_nll(fitted.from_samples(draws).log_prob(labels), labels)
                 total += part.item()

@@ -80,9 +80,10 @@ def widen(
         val_loader: Batches of (inputs, targets) that were not trained on; read once for each factor.
         tolerance: None takes the factor of least NLL.
         calibrated: Whether to judge by the NLL as `calibrate` would leave it: fitted on one half of the examples, and
-            measured on the other, both ways. Calibration itself is left alone: call `calibrate` afterwards.
+            measured on the other, both ways, with draws pooled as they are now. Calibration itself is left alone: call
+            `calibrate` afterwards.
         num_draws: How many draws; None takes the posterior's own number.
-        views: As in `predict`.
+        views: As in `predict`; `posterior.views` is left alone.
         seed: Of the draws.
         progress: Whether to show a progress bar for each factor.
 
