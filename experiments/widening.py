@@ -12,12 +12,13 @@ import warnings
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from bayesify import ABNN, IBNN, BayesAdapter, Laplace, MCDropout, Method
-from experiments.cifar import NUM_DATA, loaders
-from experiments.networks import pretrained
+from experiments.cifar import NUM_DATA
+from experiments.data import load
+from experiments.networks import cifar_inputs, pretrained
 
 __all__ = ["METHODS", "widened"]
 
@@ -50,10 +51,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", choices=[*METHODS, []])
     names = parser.parse_args().names or list(METHODS)
-    train, val, _ = loaders()
-    some = DataLoader(Subset(train.dataset, range(SEEN)), 100)
+    sets = {split: load("cifar10", split) for split in ("train", "val")}
+    train = DataLoader(TensorDataset(cifar_inputs(sets["train"].inputs[:SEEN]), sets["train"].targets[:SEEN]), 100)
+    val = DataLoader(TensorDataset(cifar_inputs(sets["val"].inputs), sets["val"].targets), 256)
     for name in names:
-        posterior, seconds = widened(METHODS[name], some, val)
+        posterior, seconds = widened(METHODS[name], train, val)
         print(f"{name}, {seconds:.0f} s\n{posterior.widening}\n", flush=True)
 
 
