@@ -14,7 +14,9 @@ from bayesify.conversion import convert, ensemble
 from bayesify.evaluation import measures as measure
 from bayesify.evaluation.checking import Check, check
 from bayesify.evaluation.diagnosis import Diagnosis, diagnose
+from bayesify.evaluation.differences import Comparison, compare
 from bayesify.evaluation.evaluation import Evaluation, evaluate
+from bayesify.evaluation.intervals import Interval
 from bayesify.fitting import History, NonFiniteError, fit
 from bayesify.laws import Component, Posterior
 from bayesify.layers import register_type
@@ -71,6 +73,7 @@ __all__ = [
     "Check",
     "Choice",
     "ClassificationPrediction",
+    "Comparison",
     "Component",
     "Custom",
     "DeepEnsemble",
@@ -79,6 +82,7 @@ __all__ = [
     "FeaturePrediction",
     "Gaussian",
     "History",
+    "Interval",
     "Laplace",
     "Likelihood",
     "Linearised",
@@ -100,6 +104,7 @@ __all__ = [
     "capabilities",
     "check",
     "choose",
+    "compare",
     "convert",
     "data",
     "decide",

@@ -13,6 +13,7 @@ __all__ = [
     "as_double",
     "at_least_float32",
     "entropy",
+    "gaussian_crps",
     "gaussian_log_prob",
     "label_log_prob",
     "minimise",
@@ -42,6 +43,21 @@ def label_log_prob(log_probs: Tensor, labels: Tensor, ignore_index: int = IGNORE
     """
     counted = labels != ignore_index
     return log_probs.gather(-1, labels.where(counted, 0)[..., None])[..., 0].where(counted, 0)
+
+
+def gaussian_crps(target: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    """Return the continuous ranked probability score of N(mean, variance) at each target, (...).
+
+    sd [z (2 Phi(z) - 1) + 2 phi(z) - 1 / sqrt(pi)] with z = (target - mean) / sd.
+
+    >>> gaussian_crps(torch.zeros(1), torch.zeros(1), torch.ones(1))
+    tensor([0.2337])
+    """
+    std = variance.sqrt()
+    z = (target - mean) / std
+    density = torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
+    # 2 Phi(z) - 1 = erf(z / sqrt 2)
+    return std * (z * torch.erf(z / math.sqrt(2)) + 2 * density - 1 / math.sqrt(math.pi))
 
 
 def gaussian_log_prob(target: Tensor, mean: Tensor, log_variance: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from bayesify.evaluation.evaluation import Evaluation
 
-__all__ = ["FIT_UNITS", "LEVEL", "Column", "check_comparable", "columns", "ood_names", "table"]
+__all__ = ["FIT_UNITS", "LEVEL", "Column", "aligned", "check_comparable", "columns", "direction", "ood_names", "table"]
 
 LEVEL = 0.95  # of the intervals that `coverage` and `width` are about
 FIT_UNITS = {"epoch": "one epoch of plain training", "training": "the plain network's whole training"}
@@ -24,12 +24,14 @@ class Column:
         values: One for each evaluation; None where it was not measured.
         better: "higher", "lower", a number to be near to, or None where neither end is good in itself.
         pattern: How a value is written.
+        name: Of the measure in `Evaluation.metrics`; None where it is none of these.
     """
 
     title: str
     values: tuple[float | None, ...]
     better: Literal["higher", "lower"] | float | None
     pattern: str = "{:.3f}"
+    name: str | None = None
 
     @property
     def texts(self) -> list[str]:
@@ -55,6 +57,22 @@ class Column:
             best = min(known, key=lambda value: abs(value - float(self.better or 0)))
         return [text == self.pattern.format(best) for text in texts]
 
+    def ranges(self, evaluations: Sequence[Evaluation], level: float) -> list[str]:
+        """Return the intervals of the values as they are written, empty where there is none."""
+        if self.name is None:
+            return [""] * len(self.values)
+        known = [None if self.name not in e.metrics else e.interval(self.name, level) for e in evaluations]
+        return ["" if one is None else self.span(one.low, one.high) for one in known]
+
+    def span(self, low: float, high: float, pattern: str | None = None) -> str:
+        """Return an interval as it is written.
+
+        >>> Column("NLL", (), "lower").span(0.1, 0.25)
+        '[0.100, 0.250]'
+        """
+        pattern = pattern or self.pattern
+        return f"[{pattern.format(low)}, {pattern.format(high)}]"
+
 
 def check_comparable(evaluations: Sequence[Evaluation]) -> None:
     """Raise where evaluations cannot stand in one table."""
@@ -70,8 +88,13 @@ def check_comparable(evaluations: Sequence[Evaluation]) -> None:
         raise ValueError("The costs of fitting have different units. Give all of them one fit_unit.")
 
 
-def columns(evaluations: Sequence[Evaluation]) -> list[Column]:
-    """Return the columns of a comparison: quality, detection by each OOD set, cost."""
+def columns(evaluations: Sequence[Evaluation], *, selective: bool = False) -> list[Column]:
+    """Return the columns of a comparison: quality, detection by each OOD set, cost.
+
+    Args:
+        evaluations: The rows.
+        selective: Whether there are columns of what is gained by leaving inputs to a person, too.
+    """
     check_comparable(evaluations)
     regression = not evaluations[0].prediction.classes
     if regression:
@@ -89,13 +112,16 @@ def columns(evaluations: Sequence[Evaluation]) -> list[Column]:
             ("brier", "Brier", "lower"),
             ("ece", "ECE", "lower"),
         ]
+        if selective:
+            plan += [("aurc", "AURC", "lower"), ("coverage-at-1-risk", "coverage at 1% risk", "higher")]
     plan += [(f"auroc/{name}", f"AUROC {name}", "higher") for name in ood_names(evaluations)]
     found = [
         Column(
             title,
             tuple(evaluation.metrics.get(key) for evaluation in evaluations),
             better,
-            "{:.4g}" if regression and not key.startswith("auroc") else "{:.3f}",
+            "{:.4g}" if regression and not key.startswith("auroc") else "{:.4f}" if key == "aurc" else "{:.3f}",
+            key,
         )
         for key, title, better in plan
     ]
@@ -109,8 +135,13 @@ def ood_names(evaluations: Sequence[Evaluation]) -> list[str]:
     return list(dict.fromkeys(name for evaluation in evaluations for name in evaluation.ood))
 
 
-def table(evaluations: Sequence[Evaluation]) -> str:
+def table(evaluations: Sequence[Evaluation], *, intervals: float | None = None) -> str:
     """Return evaluations side by side as text, with `*` at the best of each column.
+
+    Args:
+        evaluations: The rows.
+        intervals: The level of bootstrap intervals to show below the values, such as 0.95; None shows none. Rows that
+            saw the same examples differ more clearly than their intervals look: see `bayesify.compare`.
 
     Example:
         >>> import torch
@@ -127,14 +158,31 @@ def table(evaluations: Sequence[Evaluation]) -> str:
     """
     found = columns(evaluations)
     lines = [["", *(column.title for column in found)]]
-    marked = [[text + "*" * best for text, best in zip(column.texts, column.best, strict=True)] for column in found]
-    lines += [[evaluation.name, *cells] for evaluation, *cells in zip(evaluations, *marked, strict=True)]
-    widths = [max(len(line[index]) for line in lines) for index in range(len(lines[0]))]
-    body = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    return "\n".join([*body, *_legend(evaluations, found)])
+    for row, evaluation in enumerate(evaluations):
+        lines.append([evaluation.name, *(column.texts[row] + "*" * column.best[row] for column in found)])
+        if intervals is not None:
+            evaluation.replicates(names=[column.name for column in found if column.name in evaluation.metrics])
+            lines.append(["", *(column.ranges([evaluation], intervals)[0] for column in found)])
+    notes = _legend(evaluations, found)
+    if intervals is not None:
+        size = len(evaluations[0].prediction)
+        notes.append(f"[low, high]: {100 * intervals:g}% bootstrap intervals over {size:,} examples.")
+    return "\n".join([aligned(lines), *notes])
 
 
-def _legend(evaluations: Sequence[Evaluation], found: Sequence[Column]) -> list[str]:
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Return rows of cells as text with columns of one width.
+
+    >>> print(aligned([["", "NLL"], ["map", "0.1"]]))
+         NLL
+    map  0.1
+    """
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+def direction(found: Sequence[Column]) -> str:
+    """Say in which columns higher is better, and in which lower."""
     up = [column.title for column in found if column.better == "higher"]
     down = [column.title for column in found if column.better == "lower"]
     near = [f"{column.title}: near {column.better}" for column in found if isinstance(column.better, float)]
@@ -142,7 +190,11 @@ def _legend(evaluations: Sequence[Evaluation], found: Sequence[Column]) -> list[
         f"{', '.join(down)}: lower{'' if up else ' is better'}"
     ]
     sentence = "; ".join([*parts, *near])
-    lines = [f"* best of its column. {sentence[0].upper()}{sentence[1:]}."]
+    return f"{sentence[0].upper()}{sentence[1:]}."
+
+
+def _legend(evaluations: Sequence[Evaluation], found: Sequence[Column]) -> list[str]:
+    lines = [f"* best of its column. {direction(found)}"]
     titles = {column.title for column in found}
     if "fit" in titles:
         unit = next(evaluation.cost.fit_unit for evaluation in evaluations if evaluation.cost.fit is not None)

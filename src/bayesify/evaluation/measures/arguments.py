@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     ArrayLike: TypeAlias = Tensor | NumpyArrayLike
 
 __all__ = [
+    "bin_edges",
     "ceil_share",
     "check_count",
     "check_problem",
@@ -26,6 +27,7 @@ __all__ = [
     "check_selective",
     "check_share",
     "equal_mass_bins",
+    "equal_width_bins",
     "flatten",
     "to_double",
     "to_tensor",
@@ -187,3 +189,19 @@ def equal_mass_bins(values: Tensor, num_bins: int) -> Tensor:
     """
     smaller = torch.searchsorted(values.sort().values, values.contiguous())
     return smaller * num_bins // len(values)
+
+
+def bin_edges(num_bins: int, device: torch.device) -> Tensor:
+    """Return the edges of bins of equal width (num_bins + 1,)."""
+    # Division rounds correctly, so that 0.6 lies exactly on 9 / 15; linspace may be one bit off.
+    return torch.arange(num_bins + 1, dtype=torch.float64, device=device) / num_bins
+
+
+def equal_width_bins(values: Tensor, num_bins: int) -> Tensor:
+    """Return the bin of each value: i for values in (i / m, (i + 1) / m], and 0 for zero.
+
+    >>> equal_width_bins(torch.tensor([0.0, 0.5, 0.51], dtype=torch.float64), 2)
+    tensor([0, 0, 1])
+    """
+    edges = bin_edges(check_count(num_bins, "num_bins"), values.device)
+    return torch.bucketize(values, edges[1:-1])

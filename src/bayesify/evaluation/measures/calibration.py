@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from bayesify.evaluation.measures.arguments import check_count, check_problem, equal_mass_bins
+from bayesify.evaluation.measures.arguments import (
+    bin_edges,
+    check_count,
+    check_problem,
+    equal_mass_bins,
+    equal_width_bins,
+)
 
 if TYPE_CHECKING:
     from bayesify.evaluation.measures.arguments import ArrayLike
@@ -57,13 +63,13 @@ def reliability(probs: ArrayLike, labels: ArrayLike, *, num_bins: int = 15, igno
         (tensor([   nan, 0.8000], dtype=torch.float64), tensor([0, 2]))
     """
     confidence, correct = _top_label(probs, labels, ignore_index)
-    bins = _equal_width_bins(confidence, num_bins)
+    bins = equal_width_bins(confidence, num_bins)
     count = torch.bincount(bins, minlength=num_bins)
     return Reliability(
         confidence=torch.bincount(bins, confidence, num_bins) / count,
         accuracy=torch.bincount(bins, correct, num_bins) / count,
         count=count,
-        edges=_edges(num_bins, confidence.device),
+        edges=bin_edges(num_bins, confidence.device),
     )
 
 
@@ -88,7 +94,7 @@ def ece(probs: ArrayLike, labels: ArrayLike, *, num_bins: int = 15, ignore_index
         0.4
     """
     confidence, correct = _top_label(probs, labels, ignore_index)
-    bins = _equal_width_bins(confidence, num_bins)
+    bins = equal_width_bins(confidence, num_bins)
     return _binned_gap(bins, confidence, correct, num_bins) / len(bins)
 
 
@@ -141,7 +147,7 @@ def classwise_ece(probs: ArrayLike, labels: ArrayLike, *, num_bins: int = 15, ig
     num_classes = flat.shape[-1]
     target = torch.nn.functional.one_hot(index, num_classes).double()
     offset = num_bins * torch.arange(num_classes, device=flat.device)
-    bins = (_equal_width_bins(flat, num_bins) + offset).flatten()
+    bins = (equal_width_bins(flat, num_bins) + offset).flatten()
     gap = _binned_gap(bins, flat.flatten(), target.flatten(), num_bins * num_classes)
     return gap / flat.numel()
 
@@ -150,16 +156,6 @@ def _top_label(probs: ArrayLike, labels: ArrayLike, ignore_index: int) -> tuple[
     flat, index = check_problem(probs, labels, ignore_index)
     confidence, predicted = flat.max(-1)
     return confidence, (predicted == index).double()
-
-
-def _edges(num_bins: int, device: torch.device) -> Tensor:
-    # Division rounds correctly, so that 0.6 lies exactly on 9 / 15; linspace may be one bit off.
-    return torch.arange(num_bins + 1, dtype=torch.float64, device=device) / num_bins
-
-
-def _equal_width_bins(values: Tensor, num_bins: int) -> Tensor:
-    edges = _edges(check_count(num_bins, "num_bins"), values.device)
-    return torch.bucketize(values, edges[1:-1])
 
 
 def _binned_gap(bins: Tensor, confidence: Tensor, correct: Tensor, num_bins: int) -> float:

@@ -6,13 +6,12 @@ element; for a target with D outputs multiply the log score by D to get nats per
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from bayesify._core.maths import gaussian_log_prob
+from bayesify._core.maths import gaussian_crps, gaussian_log_prob
 from bayesify.evaluation.measures.arguments import check_same_shape, to_double
 
 if TYPE_CHECKING:
@@ -91,12 +90,7 @@ def crps_gaussian(mean: ArrayLike, variance: ArrayLike, target: ArrayLike) -> fl
     """
     mean, variance, target = _check(mean=mean, variance=variance, target=target)
     _check_positive(variance)
-    std = variance.sqrt()
-    z = (target - mean) / std
-    density = torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
-    # 2 Phi(z) - 1 = erf(z / sqrt 2)
-    score = z * torch.erf(z / math.sqrt(2)) + 2 * density - 1 / math.sqrt(math.pi)
-    return float((std * score).mean())
+    return float(gaussian_crps(target, mean, variance).mean())
 
 
 def crps_samples(samples: ArrayLike, target: ArrayLike, *, fair: bool = True) -> float:
