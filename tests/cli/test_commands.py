@@ -105,6 +105,38 @@ def test_compare_says_what_it_cannot_widen(bayesify, model):
     assert "map: It is not widened" not in text
 
 
+def test_evaluate_shows_intervals_on_request(bayesify, model, network):
+    words = ("evaluate", *model, "--data", f"{NETS}:few_digits", "--method", "map", "--intervals", 0.9)
+    test = read_digits("test").part(slice(60))
+    posterior = library.convert(network, "map")
+    expected = library.evaluate(posterior, [(test.inputs, test.targets)]).interval("nll", 0.9)
+    found = json.loads(bayesify(*words, "--json")[1])["intervals"]["nll"]
+    assert (found["low"], found["high"]) == pytest.approx((expected.low, expected.high), rel=1e-5)
+    assert re.search(
+        rf"^nll +{expected.value:.4f}  \[{expected.low:.4f}, {expected.high:.4f}\]$", bayesify(*words)[1], re.MULTILINE
+    )
+    code, _, errors = bayesify(*words[:-1], 95)
+    assert code == 2
+    assert "--intervals 95.0 is no level between 0 and 0.998, such as 0.95." in " ".join(errors.split())
+
+
+def test_compare_shows_paired_differences(bayesify, model, tmp_path):
+    report = tmp_path / "comparison.html"
+    words = ("--data", f"{NETS}:few_digits", "--method", "mc-dropout", "--num-draws", 3, "--intervals", 0.95)
+    code, text, _ = bayesify("compare", *model, *words, "--report", report)
+    assert code == 0
+    assert "95% bootstrap intervals over 60 examples" in text
+    assert "Differences to map, with paired 95% bootstrap intervals." in text
+    assert "Is the difference more than chance?" in report.read_text()
+    found = json.loads(bayesify("compare", *model, *words, "--json")[1])
+    difference = found["comparison"]["differences"]["mc-dropout"]["nll"]
+    plain, other = found["evaluations"]
+    assert difference["value"] == pytest.approx(other["metrics"]["nll"] - plain["metrics"]["nll"])
+    assert difference["low"] <= difference["value"] <= difference["high"]
+    assert f"{difference['value']:+.4f}" in text
+    assert f"[{difference['low']:+.4f}, {difference['high']:+.4f}]" in text
+
+
 def test_evaluate_calibrates_on_the_validation_part(bayesify, model, network):
     words = ("evaluate", *model, "--data", "digits", "--method", "map", "--calibrate", "--json")
     found = json.loads(bayesify(*words)[1])
@@ -163,7 +195,7 @@ def test_fit_saves_a_posterior_that_loads(bayesify, model, network, tmp_path):
     assert summary["split"] == "val"
     assert posterior.likelihood.temperature != 1
     shown = fitted(bayesify, model, tmp_path / "again", "--set", "rank=3", "--calibrate")
-    assert f"nll               {before:.4f} -> {nll:.4f}" in shown
+    assert re.search(rf"^nll +{before:.4f} -> {nll:.4f}$", shown, re.MULTILINE)
 
 
 def test_fit_without_validation_data(bayesify, model, tmp_path):

@@ -161,8 +161,9 @@ class Evaluate(LearningJob):
       bayesify evaluate --method map --model nets:resnet20 --weights resnet20.safetensors \
           --data cifar10 --normalise imagenet --ood fashion-mnist
 
-    With --calibrate the figures are those after calibration. fpr95/SET is the share of the data that is
-    suspected when 95 % of SET are.
+    With --calibrate the figures are those after calibration. fpr-at-95-ood-recall/SET is the share of the data
+    that is suspected when 95 % of SET are. coverage-at-1-risk is the share that can be answered, most confident
+    first, with at most 1 % of the answers wrong. --intervals 0.95 shows how far chance reaches.
 
     Attributes:
         posterior: A folder that 'bayesify fit' wrote; or give --method.
@@ -176,8 +177,13 @@ class Evaluate(LearningJob):
         """Evaluate a saved posterior, or one made now."""
         task, (posterior, _) = self.one_posterior(self.posterior, self.data.split)
         found = evaluate_posterior(task, posterior, source_of(posterior) or posterior.law.name)[-1]
-        shown = {"method": found.name, f"examples of {self.data.split!r}": len(found.prediction), **found.metrics}
-        return Output(aligned(shown), found.to_dict())
+        level = self.prediction.intervals
+        metrics: dict[str, Any] = dict(found.metrics)
+        if level is not None:
+            known = found.intervals(level).items()
+            metrics |= {name: f"{one.value:.4f}  [{one.low:.4f}, {one.high:.4f}]" for name, one in known}
+        shown = {"method": found.name, f"examples of {self.data.split!r}": len(found.prediction), **metrics}
+        return Output(aligned(shown), found.to_dict(intervals=level))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +234,8 @@ class Compare(LearningJob):
 
     The plain network is always the first row, 'map', and --epochs is not for it. --method all is every one.
     A method that fails does not stop the others: its line says why, and the exit code is 1. --calibrate adds
-    a calibrated row for each.
+    a calibrated row for each. --intervals 0.95 adds bootstrap intervals, and a table of paired differences
+    to 'map', in which those that exclude zero are marked.
 
     Attributes:
         posterior: A saved posterior.
@@ -292,9 +299,12 @@ def _compare(
     task = job.task(network, split, methods.values(), job.learning if isinstance(job, LearningJob) else None)
     makers = {name: partial(fit_method, task, method) for name, method in methods.items()}
     comparison = compare(task, {**makers, **{folder: partial(_load, folder, network) for folder in folders}})
+    level: float | None = getattr(job.prediction, "intervals", None)
+    comparison = comparison.with_intervals(level)
     if report is not None:
         comparison, report = comparison.with_report(
             report,
+            intervals=comparison.intervals,
             title=f"{job.network.model} on {job.data.data}",
             images=images_of(task.test.dataset),
             class_names=class_names(job.data.data),

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from bayesify._core.trees import split_batch
 from bayesify.conversion import convert
+from bayesify.evaluation import differences as paired
 from bayesify.evaluation.evaluation import Cost, Evaluation, evaluate, measure_cost, table
 from bayesify.fitting import fit
 from bayesify.laws import Posterior, Refusal
@@ -73,11 +74,30 @@ class Task:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The rows of a comparison, why others failed, by name, and what was warned of."""
+    """The rows of a comparison, why others failed, by name, what was warned of, and the level of intervals."""
 
     evaluations: list[Evaluation]
     failures: dict[str, str]
     notes: list[str]
+    intervals: float | None = None
+
+    def with_intervals(self, level: float | None) -> Comparison:
+        """Show intervals of a level; a failure to compute them joins the others, since the table is worth having."""
+        if level is None or not self.evaluations:
+            return self
+        try:
+            for evaluation in self.evaluations:
+                evaluation.intervals(level)
+            return replace(self, intervals=level)
+        except Exception as error:
+            return replace(self, failures={**self.failures, "intervals": first_line(error)})
+
+    @property
+    def differences(self) -> paired.Comparison | None:
+        """The paired differences to the first row, where intervals are shown and there are more rows."""
+        if self.intervals is None or len(self.evaluations) < 2:
+            return None
+        return paired.compare(self.evaluations, level=self.intervals)
 
     @property
     def failed(self) -> list[str]:
@@ -86,13 +106,16 @@ class Comparison:
 
     def __str__(self) -> str:
         """Return the table, with a line for each failure and warning below."""
-        rows = [table(self.evaluations)] if self.evaluations else []
+        rows = [table(self.evaluations, intervals=self.intervals)] if self.evaluations else []
+        if self.differences is not None:
+            rows += ["", str(self.differences), ""]
         return "\n".join([*rows, *self.failed, *(f"note: {note}" for note in self.notes)])
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the tensors as plain values."""
         return {
-            "evaluations": [evaluation.to_dict() for evaluation in self.evaluations],
+            "evaluations": [evaluation.to_dict(intervals=self.intervals) for evaluation in self.evaluations],
+            **({} if self.differences is None else {"comparison": self.differences.to_dict()}),
             "failures": [{"name": name, "reason": reason} for name, reason in self.failures.items()],
             "notes": self.notes,
         }

@@ -21,6 +21,8 @@ from bayesify.cli._output import JobError, Output, UsageError
 from bayesify.methods import Method
 from bayesify.prediction import PREDICTORS, as_views
 
+MAX_LEVEL = 0.998  # beyond it a thousand resampled sets have no end of the interval
+
 __all__ = [
     "Command",
     "DataOptions",
@@ -202,9 +204,17 @@ class ScoreOptions(PredictionOptions):
 
     Attributes:
         score: The uncertainty that detects OOD inputs: total, epistemic, ...
+        intervals: Show bootstrap intervals of this level, as 0.95, of all measures.
     """
 
     score: str = "total"
+    intervals: Annotated[float | None, arg(metavar="LEVEL")] = None
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        if self.intervals is not None and not 0 < self.intervals <= MAX_LEVEL:
+            raise ValueError(f"--intervals {self.intervals} is no level between 0 and {MAX_LEVEL}, such as 0.95.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from bayesify import compare
 from bayesify.evaluation.evaluation import Cost
 from bayesify.evaluation.report import write_report
 from tests.evaluation.report.makers import NASTY, Page, classification, regression
@@ -180,3 +181,31 @@ def test_a_missing_library_is_named_with_its_extra(tmp_path, monkeypatch, module
     monkeypatch.setattr("importlib.import_module", lambda name: real("nowhere" if name == module else name))
     with pytest.raises(ImportError, match=rf"{module}.*bayesify\[report\]"):
         write_report([classification()], tmp_path / "r.html")
+
+
+def test_intervals_and_differences_are_shown_on_request(tmp_path):
+    plain, flat = classification("plain", examples=200), classification("flat", sharpness=0.3, examples=200)
+    other = classification("other", seed=1, examples=200)
+    without = write_report([plain, flat, other], tmp_path / "without.html").read_text()
+    assert 'id="differences"' not in without
+    assert 'class="span"' not in without
+    page = write_report([plain, flat, other], tmp_path / "with.html", intervals=0.9).read_text()
+    found = plain.interval("nll", 0.9)
+    assert f'<small class="span">[{found.low:.3f}, {found.high:.3f}]</small>' in page
+    assert "90% bootstrap intervals" in page
+    difference = compare([plain, flat], level=0.9)["flat"]["nll"]
+    assert difference.low > 0
+    text = f'<td class="worse">{difference.value:+.4f}<span class="mark" title="worse" aria-label="worse">✗</span>'
+    assert f'{text}<small class="span">[{difference.low:+.4f}, {difference.high:+.4f}]</small></td>' in page
+    assert "Not of the same examples in the same order, and therefore not here: other." in page
+    alone = write_report([plain], tmp_path / "alone.html", intervals=0.9).read_text()
+    assert 'id="differences"' not in alone
+
+
+def test_differences_of_regression_say_which_are_better_only_where_that_is_known(tmp_path):
+    first, second = regression("plain"), regression("wide", noise_std=1.5)
+    page = write_report([first, second], tmp_path / "report.html", intervals=0.95).read_text()
+    rows = page[page.index('id="differences"') :]
+    assert 'aria-label="different">≠</span>' in rows  # the width
+    assert 'aria-label="worse">✗</span>' in rows  # the NLL
+    assert "≠ different" in rows

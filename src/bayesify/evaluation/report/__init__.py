@@ -20,6 +20,7 @@ from bayesify.evaluation.checking import Check
 from bayesify.evaluation.comparison import FIT_UNITS, Column, check_comparable, columns, ood_names
 from bayesify.evaluation.evaluation import Evaluation
 from bayesify.evaluation.report._checks import check_rows
+from bayesify.evaluation.report._differences import differences
 from bayesify.evaluation.report._gallery import Gallery, check_images, choose, galleries
 from bayesify.evaluation.report._sections import sections
 from bayesify.evaluation.report._summary import summary
@@ -44,6 +45,7 @@ def write_report(
     ood_images: Mapping[str, Tensor] | None = None,
     notes: str | Sequence[str] = (),
     checks: Mapping[str, Check] | None = None,
+    intervals: float | None = None,
 ) -> Path:
     """Write evaluations as one self-contained HTML file, with nothing to load and no scripts.
 
@@ -59,6 +61,8 @@ def write_report(
         ood_images: Images of OOD sets, by their names in the evaluations.
         notes: Paragraphs to print under the summary.
         checks: What `bayesify.check` found about predictions without draws, by the names to show.
+        intervals: The level of bootstrap intervals to show, such as 0.95: of all values, and of the paired differences
+            to the first evaluation of those that saw the same examples; None shows none. See `Evaluation.interval`.
 
     Returns:
         The path.
@@ -91,7 +95,8 @@ def write_report(
             style=jinja.utils.markupsafe.Markup(folder.joinpath("report.css").read_text(encoding="utf-8")),
             summary=summary(evaluations),
             notes=[notes] if isinstance(notes, str) else list(notes),
-            table=_table(evaluations),
+            table=_table(evaluations, intervals),
+            differences=None if intervals is None else differences(evaluations, intervals),
             sections=sections(evaluations),
             checks=check_rows(checks or {}),
             shown=shown,
@@ -104,19 +109,26 @@ def write_report(
     return path
 
 
-def _table(evaluations: Sequence[Evaluation]) -> dict[str, Any]:
-    """Return the comparison as rows of (text, whether best), with the epistemic detection beside the other."""
+def _table(evaluations: Sequence[Evaluation], level: float | None) -> dict[str, Any]:
+    """Return the comparison as rows of (text, interval, whether best), with epistemic detection beside the other."""
     found: list[Column] = []
-    for column in columns(evaluations):
+    for column in columns(evaluations, selective=True):
         found.append(column)
         name = column.title.removeprefix("AUROC ")
         if name != column.title:
-            values = tuple(e.metrics.get(f"auroc-epistemic/{name}") for e in evaluations)
-            found.append(Column(f"{column.title}, epistemic", values, "higher"))
-    rows = [list(zip(column.texts, column.best, strict=True)) for column in found]
+            key = f"auroc-epistemic/{name}"
+            values = tuple(e.metrics.get(key) for e in evaluations)
+            found.append(Column(f"{column.title}, epistemic", values, "higher", name=key))
+    for evaluation in evaluations if level is not None else ():
+        evaluation.replicates()  # all at once, on the same resampled sets
+    blank = [""] * len(evaluations)
+    rows = [
+        list(zip(c.texts, blank if level is None else c.ranges(evaluations, level), c.best, strict=True)) for c in found
+    ]
     return {
         "titles": [column.title for column in found],
         "rows": [(e.name, cells) for e, *cells in zip(evaluations, *rows, strict=True)],
+        "level": None if level is None else f"{100 * level:g}",
         "regression": not evaluations[0].prediction.classes,
         "ood": ood_names(evaluations),
     }
