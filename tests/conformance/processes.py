@@ -31,7 +31,7 @@ def _run(case: Case, rank: int, folder: Path) -> dict[str, Any]:
     data = loader(EXAMPLE, ROWS)
     options = _options()
     torch.manual_seed(100 + rank)  # what the caller's generator holds must not matter
-    posterior = bayesify.convert(EXAMPLE.network(), case.noisy)
+    posterior = _convert(case)
     history = bayesify.fit(posterior, data, accuracy_tolerance=1, checkpoint=folder, checkpoint_steps=2, **options)
     untouched = data.sampler.generator is None
     return {
@@ -41,6 +41,12 @@ def _run(case: Case, rank: int, folder: Path) -> dict[str, Any]:
         "sampler untouched": untouched,
         "resumed": _resume(case, data, folder.with_name(f"{case.name}-broken"), options),
     }
+
+
+def _convert(case: Case) -> bayesify.Posterior:
+    posterior = bayesify.convert(EXAMPLE.network(), case.noisy)
+    posterior.default_draws = min(2, posterior.default_draws)  # Laplace tries 150 prior precisions with each of them
+    return posterior
 
 
 def _again(rank: int, folder: Path) -> dict[str, Any]:
@@ -76,7 +82,7 @@ def _resume(case: Case, data: Any, folder: Path, options: dict[str, Any]) -> dic
 
     handle = register_optimizer_step_post_hook(break_off)
     try:
-        posterior = bayesify.convert(EXAMPLE.network(), case.noisy)
+        posterior = _convert(case)
         bayesify.fit(posterior, data, accuracy_tolerance=1, checkpoint=folder, checkpoint_steps=2, **options)
     except KeyboardInterrupt:
         pass
@@ -84,7 +90,7 @@ def _resume(case: Case, data: Any, folder: Path, options: dict[str, Any]) -> dic
         raise AssertionError("the run was to be broken off")
     finally:
         handle.remove()
-    posterior = bayesify.convert(EXAMPLE.network(), case.noisy)
+    posterior = _convert(case)
     history = bayesify.fit(posterior, data, accuracy_tolerance=1, checkpoint=folder, checkpoint_steps=2, **options)
     assert history.resumed_from is not None
     return posterior.state_dict()

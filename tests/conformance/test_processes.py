@@ -10,6 +10,7 @@ import torch
 
 from tests.conformance.cases import CASES
 from tests.conformance.processes import work
+from tests.processes import FORKS
 
 pytest.importorskip("accelerate")
 pytestmark = pytest.mark.slow
@@ -22,7 +23,9 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    started = torch.multiprocessing.spawn(work, args=(port, str(folder)), nprocs=2, join=False)
+    started = torch.multiprocessing.start_processes(
+        work, args=(port, str(folder)), nprocs=2, join=False, start_method=FORKS.get_start_method()
+    )
     until = time.monotonic() + 30 * len(CASES)  # many times what they take
     try:
         while not started.join(timeout=1):

@@ -1,6 +1,5 @@
 """Runs of `fit` in a process of their own, which may be killed at any of their steps."""
 
-import multiprocessing
 import os
 import random
 import signal
@@ -18,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler, get_wor
 import bayesify
 from bayesify import MAP, SGLD, SWAG, BayesAdapter, DeepEnsemble, Laplace, Method, OODRegularizer
 from tests.conformance.cases import CASES
+from tests.processes import FORKS
 
 if not hasattr(os, "fork"):
     import pytest
@@ -25,9 +25,6 @@ if not hasattr(os, "fork"):
     pytest.skip("the processes here are forked", allow_module_level=True)
 
 ROWS, CLASSES = 22, 3
-# A process is then there in milliseconds, with torch imported, and what torch's optimisers import at their first step.
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["bayesify", "torch._dynamo"])
 
 
 class Events:

@@ -1,15 +1,10 @@
 """Processes that save to and load from one folder; forked from one that has imported everything."""
 
-import multiprocessing
-
 import torch
 from torch import nn
 
 import bayesify
 from bayesify import MCDropout
-
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["tests.storage.savers"])
 
 
 def plain():

@@ -7,7 +7,8 @@ import signal
 import pytest
 
 import bayesify
-from tests.storage.savers import FORKS, read_often, read_tag, save_all, save_for_ever, tagged
+from tests.processes import FORKS
+from tests.storage.savers import read_often, read_tag, save_all, save_for_ever, tagged
 
 pytestmark = pytest.mark.slow
 
