@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick lint types pytest format clean
+.PHONY: help demo test test-quick lint types pytest pytest-quick format clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -16,10 +16,12 @@ help: ## List the targets
 demo: $(READY) ## Run the demonstration
 	$(BIN)/bayesify demo
 
-test: lint types pytest ## Run every check
+# Types are checked beside the tests, since that takes one core; what fails in either fails the whole.
+test: $(READY) ## Run every check
+	@$(MAKE) -j2 --no-print-directory lint types pytest
 
-test-quick: lint types ## Run every check but the tests that take long
-	$(PYTEST) -m 'not slow'
+test-quick: $(READY) ## Run every check but the tests that take long
+	@$(MAKE) -j2 --no-print-directory lint types pytest-quick
 
 lint: $(READY) ## Check style, formatting, imports between folders, and the tables of docs/
 	$(BIN)/ruff check .
@@ -32,6 +34,9 @@ types: $(READY) ## Check types
 
 pytest: $(READY) ## Run the tests, the doctests and the code in README.md
 	$(PYTEST)
+
+pytest-quick: $(READY)
+	$(PYTEST) -m 'not slow'
 
 format: $(READY) ## Fix style and formatting where that is safe
 	$(BIN)/ruff check --fix .
