@@ -18,6 +18,7 @@ from bayesify.evaluation.differences import Comparison, compare
 from bayesify.evaluation.evaluation import Evaluation, evaluate
 from bayesify.evaluation.intervals import Interval
 from bayesify.fitting import History, NonFiniteError, fit
+from bayesify.fitting import History, Learner, NonFiniteError, Objective, fit
 from bayesify.laws import Component, Posterior
 from bayesify.layers import register_type
 from bayesify.likelihoods import Bernoulli, Categorical, Custom, Gaussian, Likelihood
@@ -84,6 +85,7 @@ __all__ = [
     "History",
     "Interval",
     "Laplace",
+    "Learner",
     "Likelihood",
     "Linearised",
     "MCDropout",
@@ -92,6 +94,7 @@ __all__ = [
     "Moments",
     "NonFiniteError",
     "OODRegularizer",
+    "Objective",
     "Posterior",
     "Prediction",
     "RegressionPrediction",

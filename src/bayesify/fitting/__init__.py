@@ -18,13 +18,15 @@ from bayesify.fitting.backend import Precision, make_engine
 from bayesify.fitting.health import NonFiniteError
 from bayesify.fitting.history import EpochRecord, History
 from bayesify.fitting.identity import length
+from bayesify.fitting.learner import Learner
+from bayesify.fitting.objective import Objective
 from bayesify.fitting.random_state import global_generators_kept
 from bayesify.fitting.run import Run
 from bayesify.laws import Posterior, require_posterior
 from bayesify.likelihoods import Likelihood
 from bayesify.methods import Method, OODRegularizer
 
-__all__ = ["EpochRecord", "History", "NonFiniteError", "fit"]
+__all__ = ["EpochRecord", "History", "Learner", "NonFiniteError", "Objective", "fit"]
 
 
 @renamed(optimiser="optimizer", regulariser="regularizer")

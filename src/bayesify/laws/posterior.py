@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 __all__ = ["Draw", "LossTerms", "Posterior", "ShapeError", "require_posterior", "warn_unless_learned"]
 
 
+_UNFINISHED = (
+    "A training loop began with bayesify.Objective and was not finished, and this method learns from more than a loss. "
+    "Make learner = bayesify.Learner(objective, epochs=..., steps_per_epoch=len(loader)) and optimizer = "
+    "learner.optimizer() before the loop, call learner.after_step() after each step, and learner.finish(loader) at its "
+    "end."
+)
+
+
 class LossTerms(dict[str, Tensor]):
     """The terms of a loss by name, each in mean nats per example.
 
@@ -72,6 +80,8 @@ class Posterior(ModalNetwork):
         >>> torch.equal(posterior.draw(3)(x), posterior.draw(3)(x))
         True
     """
+
+    unfinished: bool = False  # whether a loop has begun that must do more than follow a loss, and has not ended
 
     def __init__(
         self,
@@ -133,7 +143,7 @@ class Posterior(ModalNetwork):
 
         Posteriors that are random as they are made (MC dropout, BayesAdapter) have nothing to wait for.
         """
-        return self.law.learned
+        return Refusal(_UNFINISHED) if self.unfinished else self.law.learned
 
     def refresh_statistics(
         self,
@@ -237,7 +247,9 @@ def require_posterior(value: object) -> None:
 
 
 def warn_unless_learned(posterior: Posterior, *, stacklevel: int = 3) -> None:
-    """Warn, once for each posterior, if it is not random because it never learned."""
+    """Raise inside of a loop that has not ended; warn, once for each posterior, if it is not random yet."""
+    if posterior.unfinished:
+        raise ValueError(posterior.learned)
     if posterior._asked:
         return
     posterior._asked = True

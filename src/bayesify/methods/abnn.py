@@ -63,6 +63,7 @@ class ABNN(Method):
     """
 
     name = "abnn"
+    trains_together = True
     renamed: ClassVar[dict[str, str]] = {**Method.renamed, "samples": "draws_per_member"}
 
     members: int = 3

@@ -127,6 +127,11 @@ class BayesAdapter(Method):
 
     # -- learning -------------------------------------------------------------------------------------------------
 
+    @property
+    def learns_by_loss(self) -> bool:
+        """Whether the prior is in the loss, and not built into the optimiser."""
+        return self.prior_gradient == "autograd" or self.temperature == 0
+
     def std_of_prior(self, num_data: int) -> float:
         """Return the prior's standard deviation for n training examples.
 
@@ -162,7 +167,7 @@ class BayesAdapter(Method):
     def prepare_optimizer(self, posterior: Posterior, optimizer: Optimizer, num_data: int) -> None:
         """Refuse weight decay, and build the prior's gradient in if asked.
 
-        In a loop of your own call it once: `posterior.method.prepare_optimizer(posterior, optimizer, num_data)`.
+        In a loop of your own `Learner.optimizer` calls it.
         """
         decays = {group["weight_decay"] for group in optimizer.param_groups if group.get("weight_decay")}
         if decays:

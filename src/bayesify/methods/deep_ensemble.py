@@ -35,6 +35,7 @@ class DeepEnsemble(Method):
 
     name = "deep-ensemble"
     trains_draws = False
+    trains_together = True
 
     members: int = 5
     start: Start = "reset"

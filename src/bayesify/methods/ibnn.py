@@ -48,8 +48,8 @@ class IBNN(Method):
         kl: "mean" is the paper's surrogate, "average" a bound within ln K nats, "mc" an unbiased estimate; see
             `laws/input_factors/kl.py`.
         beta: What KL/n is multiplied by in the end.
-        anneal: The part of the run over which beta grows from 0, step by step. In a loop of your own, call
-            `posterior.method.after_step(posterior, step, total_steps, steps_per_epoch)` after each step, or use 0.
+        anneal: The part of the run over which beta grows from 0, step by step. A loop of your own needs a `Learner`,
+            which counts the steps, or 0 here.
         weights: How U, b and all other parameters learn: "slow", at `slow_lr`; "joint", at `lr`; "frozen".
         lr: Of the weights, if they learn jointly.
         slow_lr: Of the weights, if they are to stay near where they are.
@@ -178,6 +178,11 @@ class IBNN(Method):
         return found
 
     # -- learning -------------------------------------------------------------------------------------------------
+
+    @property
+    def learns_by_loss(self) -> bool:
+        """Whether beta is constant."""
+        return not self.anneal
 
     def objective(self, posterior: Posterior, inputs: Any, targets: Any, num_data: int) -> LossTerms:
         """Return the mean over S copies of each example, each with its own noise, and the divergence.

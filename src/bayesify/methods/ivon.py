@@ -131,7 +131,7 @@ class IVON(Method):
     def prepare_optimizer(self, posterior: Posterior, optimizer: Optimizer, num_data: int) -> None:
         """Tell the optimiser the effective sample size.
 
-        In a loop of your own call it once: `posterior.method.prepare_optimizer(posterior, optimizer, num_data)`.
+        In a loop of your own `Learner.optimizer` calls it.
         """
         del posterior
         if not isinstance(optimizer, VariationalNewton):
@@ -200,8 +200,8 @@ class VariationalNewton(Optimizer):
                 continue
             if group["ess"] is None:
                 raise ValueError(
-                    "The number of data is unknown. Call posterior.method.prepare_optimizer(posterior, optimizer, n) "
-                    "before the first step."
+                    "The number of data is unknown. Take the optimiser from a learner, which knows it: "
+                    "bayesify.Learner(objective, ...).optimizer()."
                 )
             half = len(group["params"]) // 2
             for mean, log_std in zip(group["params"][:half], group["params"][half:], strict=True):

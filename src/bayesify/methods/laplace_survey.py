@@ -214,6 +214,11 @@ class LaplaceSurvey(Survey):
         self._sites, self._others = sites, _used(network, [name for name in others if name in sums], arguments)
         return sites
 
+    def sums(self) -> list[Tensor]:
+        """Return the curvature's, and those beside it."""
+        law = self.law
+        return [*law.curvature_tensors(), law.seen, law.log_likelihood, law.square_sum, law.targets]
+
     # -- the prior --------------------------------------------------------------------------------------------------
 
     def end(self, val_loader: Iterable[Any] | None) -> None:

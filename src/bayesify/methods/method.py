@@ -81,6 +81,10 @@ class Survey(ABC):
     def end(self, val_loader: Iterable[Any] | None) -> None:
         """Act after the last batch."""
 
+    def sums(self) -> list[Tensor]:
+        """Return the sums over examples so far, which processes that see parts of the data add up."""
+        return []
+
     def tolerated_rise(self) -> float:
         """Return by how many nats the NLL of training examples may rise before it is warned of."""
         return 0.1
@@ -105,6 +109,7 @@ class Method(ABC):
     name: ClassVar[str]
     version: ClassVar[int] = 1
     trains_draws: ClassVar[bool] = True  # whether the pass that is trained is random
+    trains_together: ClassVar[bool] = False  # whether several stages can be one, whose loss is the mean of theirs
     renamed: ClassVar[dict[str, str]] = {"optimiser": "optimizer"}  # settings by the names that older files have
     if_worse: ClassVar[str] = "Lower the learning rate or the noise, or fit for more epochs."  # said after a bad fit
 
@@ -143,6 +148,17 @@ class Method(ABC):
     def surveys(self) -> bool:
         """Whether `fit` makes a pass over the data after the epochs, if there are any."""
         return type(self).survey is not Method.survey
+
+    @property
+    def learns_by_loss(self) -> bool:
+        """Whether all that is learned is learned by following the gradient of the loss; else a loop needs a `Learner`.
+
+        >>> from bayesify import SWAG, MCDropout
+        >>> MCDropout().learns_by_loss, SWAG().learns_by_loss
+        (True, False)
+        """
+        more = ("after_step", "finish", "survey", "make_optimizer", "prepare_optimizer")
+        return all(getattr(type(self), name) is getattr(Method, name) for name in more)
 
     # -- building -------------------------------------------------------------------------------------------
 

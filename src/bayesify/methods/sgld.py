@@ -249,7 +249,7 @@ class SGLD(Method):
     def prepare_optimizer(self, posterior: Posterior, optimizer: Optimizer, num_data: int) -> None:
         """Let the sampler measure the noise of the minibatches' gradients.
 
-        In a loop of your own call it once: `posterior.method.prepare_optimizer(posterior, optimizer, num_data)`.
+        In a loop of your own `Learner.optimizer` calls it.
         """
         del num_data
         learning: Chains = self.learning(posterior)
