@@ -274,7 +274,7 @@ def test_what_it_cannot_learn_with_gets_a_sentence():
         fit(convert(_network(), IVON(start_std=0.0)), _loader(), progress=False)
     optimizer = posterior.method.make_optimizer(posterior.method.stages(posterior)[0].groups)
     posterior.loss(_batches(1)[0], num_data=N).total.backward()
-    with pytest.raises(ValueError, match="prepare_optimizer"):
+    with pytest.raises(ValueError, match="Take the optimiser from a learner"):
         optimizer.step()
     posterior.method.prepare_optimizer(posterior, optimizer, N)
     optimizer.zero_grad()

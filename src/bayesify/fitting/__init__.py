@@ -120,6 +120,7 @@ def fit(
         raise ValueError("The regulariser needs OOD inputs: pass an ood_loader.")
     if ood_loader is not None:
         _check_loader(ood_loader)
+    size = _num_data(loader, num_data)
     run = Run(
         posterior=posterior,
         loader=loader,
@@ -128,11 +129,11 @@ def fit(
         val_loader=val_loader,
         epochs=epochs,
         patience=patience,
-        num_data=_num_data(loader, num_data),
+        num_data=size,
         make_optimizer=optimizer or method.make_optimizer,
         accumulate=accumulate,
         clip_norm=clip_norm,
-        engine=make_engine(posterior, precision),
+        engine=make_engine(Objective(posterior, num_data=size, regularizer=regularizer), precision),
         checkpoint_folder=checkpoint,
         checkpoint_steps=checkpoint_steps,
         log_dir=log_dir,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bayesify._core.trees import to_device
-from bayesify.laws import LossTerms, Posterior
+from bayesify.fitting.objective import Objective
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -22,33 +22,22 @@ __all__ = ["Engine", "Precision", "make_engine"]
 Precision = Literal["bf16", "fp16"]
 
 
-class _Loss(nn.Module):
-    """A posterior's loss as a forward pass, which is what distributed wrappers synchronise."""
-
-    def __init__(self, posterior: Posterior) -> None:
-        super().__init__()
-        self.posterior = posterior
-
-    def forward(self, batch: Any, num_data: int, **options: Any) -> dict[str, Tensor]:
-        return self.posterior.loss(batch, num_data=num_data, **options)
-
-
 class Engine:
     """One process: the posterior stays on the device it is on, and batches follow it."""
 
     rank = 0
     processes = 1
 
-    def __init__(self, posterior: Posterior, precision: Precision | None) -> None:
-        self.posterior = posterior
-        self.device = next(posterior.parameters()).device
+    def __init__(self, objective: Objective, precision: Precision | None) -> None:
+        self.objective = objective
+        self.device = next(objective.parameters()).device
         if precision not in ("bf16", "fp16", None):
             raise ValueError(f"precision must be 'bf16', 'fp16' or None, but it is {precision!r}.")
         self.dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, None: None}[precision]
         if precision == "fp16" and self.device.type == "cpu":
             raise ValueError("precision='fp16' needs a GPU; on a CPU use precision='bf16' or None.")
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
-        self.module: nn.Module = _Loss(posterior)
+        self.module: nn.Module = objective
 
     @contextmanager
     def sharded(self, loader: Iterable[Any]) -> Iterator[Iterable[Any]]:
@@ -65,12 +54,10 @@ class Engine:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
 
-    def loss(self, batch: Any, num_data: int, *, ood: Any = None, **options: Any) -> LossTerms:
+    def loss(self, batch: Any, ood: Any = None) -> Tensor:
         """Return the loss of a batch, and of OOD inputs if there are any."""
-        if ood is not None:
-            options["ood"] = to_device(ood, self.device)
         with self.autocast():
-            return LossTerms(self.module(to_device(batch, self.device), num_data, **options))
+            return self.module(*to_device((batch, ood), self.device))  # type: ignore[no-any-return]
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate gradients."""
@@ -89,17 +76,6 @@ class Engine:
         self.scaler.step(optimizer)
         self.scaler.update()
 
-    def mean(self, value: Tensor) -> Tensor:
-        """Return the mean over processes."""
-        return value
-
-    def gather(self, value: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return every process's value, in the order of their ranks."""
-        return [value]
-
-    def align(self) -> None:
-        """Give every process the first one's buffers: each has seen other data."""
-
     def wait(self) -> None:
         """Wait for the other processes."""
 
@@ -110,13 +86,13 @@ class _AccelerateEngine(Engine):
     Each process draws its own noise, since each is seeded by its rank.
     """
 
-    def __init__(self, posterior: Posterior, precision: Precision | None, accelerator: Accelerator) -> None:
-        posterior.to(accelerator.device)
-        super().__init__(posterior, precision)
+    def __init__(self, objective: Objective, precision: Precision | None, accelerator: Accelerator) -> None:
+        objective.to(accelerator.device)
+        super().__init__(objective, precision)
         self.accelerator = accelerator
         self.rank = accelerator.process_index
         self.processes = accelerator.num_processes
-        self.module = accelerator.prepare_model(_Loss(posterior))
+        self.module = accelerator.prepare_model(objective)
 
     @contextmanager
     def sharded(self, loader: Iterable[Any]) -> Iterator[Iterable[Any]]:
@@ -137,39 +113,26 @@ class _AccelerateEngine(Engine):
     def accumulating(self) -> AbstractContextManager[Any]:
         return self.accelerator.no_sync(self.module)  # type: ignore[no-any-return]
 
-    def mean(self, value: Tensor) -> Tensor:
-        return self.accelerator.reduce(value, "mean")  # type: ignore[no-any-return]
-
-    def gather(self, value: dict[str, Any]) -> list[dict[str, Any]]:
-        from accelerate.utils import gather_object
-
-        return gather_object([value])  # type: ignore[no-any-return]
-
-    def align(self) -> None:
-        from accelerate.utils import broadcast
-
-        for buffer in self.posterior.buffers():
-            buffer.copy_(broadcast(buffer.clone()))
-
     def wait(self) -> None:
         self.accelerator.wait_for_everyone()
 
 
-def make_engine(posterior: Posterior, precision: Precision | None) -> Engine:
+def make_engine(objective: Objective, precision: Precision | None) -> Engine:
     """Return the engine for the way this process was started.
 
     Under `torchrun` or `accelerate launch` with several processes that is Accelerate; else this process alone.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
-        return Engine(posterior, precision)
+        return Engine(objective, precision)
     try:
         from accelerate import Accelerator, DistributedDataParallelKwargs
     except ImportError as error:
         raise ImportError(
             "Training in several processes needs Accelerate: pip install 'bayesify[distributed]'."
         ) from error
-    on_cpu = next(posterior.parameters()).device.type == "cpu" and not torch.cuda.is_available()
-    # A stage trains some of the parameters; the others get no gradient, which must not stop the reduction.
-    unused = DistributedDataParallelKwargs(find_unused_parameters=True)
-    accelerator = Accelerator(cpu=on_cpu, kwargs_handlers=[unused])
-    return _AccelerateEngine(posterior, precision, accelerator)
+    on_cpu = next(objective.parameters()).device.type == "cpu" and not torch.cuda.is_available()
+    # A stage trains some of the parameters: the others are to have no gradient, and not one of zeros. Buffers are the
+    # learner's, which knows those that training changes from banks of samples.
+    options = DistributedDataParallelKwargs(find_unused_parameters=True, broadcast_buffers=False)
+    accelerator = Accelerator(cpu=on_cpu, kwargs_handlers=[options])
+    return _AccelerateEngine(objective, precision, accelerator)

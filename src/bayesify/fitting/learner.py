@@ -67,14 +67,6 @@ class Learner:
         self.step = 0
         self.stage: int | None = None
         self.schedule: LambdaLR | None = None
-        known = gather((self.epochs, steps_per_epoch))
-        if len(set(known)) > 1:
-            numbers = ", ".join(f"{epochs} x {steps}" for epochs, steps in known)
-            raise ValueError(
-                f"The processes would take different numbers of steps (epochs x steps: {numbers}), and each waits for "
-                "all others in every step. Give each of them as many batches: by a DistributedSampler, which repeats a "
-                "few examples, or with drop_last=True."
-            )
 
     @property
     def total_steps(self) -> int:
@@ -98,6 +90,7 @@ class Learner:
                 "How many steps there will be is not known. Say so: Learner(objective, epochs=..., "
                 "steps_per_epoch=len(loader))."
             )
+        self._check_processes()
         groups, self.objective.context, self.objective.members = self._begun(stage)
         if not any(parameter.requires_grad for group in groups for parameter in group["params"]):
             name = self.method.name if stage is None else self.stages[stage].name
@@ -108,6 +101,16 @@ class Learner:
             self.schedule = self.method.make_schedule(optimizer, self.total_steps)
         self.step, self.stage = 0, stage
         return optimizer
+
+    def _check_processes(self) -> None:
+        known = gather((self.epochs, self.steps_per_epoch))
+        if len(set(known)) > 1:
+            numbers = ", ".join(f"{epochs} x {steps}" for epochs, steps in known)
+            raise ValueError(
+                f"The processes would take different numbers of steps (epochs x steps: {numbers}), and each waits for "
+                "all others in every step. Give each of them as many batches: by a DistributedSampler, which repeats a "
+                "few examples, or with drop_last=True."
+            )
 
     def _begun(self, stage: int | None) -> tuple[list[dict[str, Any]], Callable[[], AbstractContextManager[Any]], int]:
         """Return the parameter groups, the context and the number of members that a stage trains."""

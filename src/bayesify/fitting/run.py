@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from torch.optim import Optimizer
 
 from bayesify._core.progress import bar
-from bayesify._core.trees import inputs_of, to_device
+from bayesify._core.trees import inputs_of
 from bayesify.fitting.backend import Engine
 from bayesify.fitting.checkpoint import ANEW, Checkpoint, Progress, Saved
 from bayesify.fitting.health import check_finite
@@ -26,13 +26,15 @@ from bayesify.fitting.identity import (
     length,
     state_tensors,
 )
+from bayesify.fitting.learner import Learner
 from bayesify.fitting.log import Log, open_log
 from bayesify.fitting.measurements import Measurements
 from bayesify.fitting.network_probe import probe_difference
 from bayesify.fitting.paired import Paired
+from bayesify.fitting.processes import add_up, gather
 from bayesify.fitting.random_state import random_state, restore_random_state, seed_part
 from bayesify.laws import LossTerms, Posterior
-from bayesify.methods import OODRegularizer, Stage, Survey
+from bayesify.methods import OODRegularizer, Stage
 
 __all__ = ["Run"]
 
@@ -73,7 +75,7 @@ class Run:
         self.sums: dict[str, Any] = {}
         self.epoch_random: dict[str, Any] = {}  # decides the order of the data in the present epoch
         self.log = Log()
-        self.batches = self.steps_per_epoch = 0
+        self.batches = 0
         self.probe: dict[str, Any] | None = None
         self.checkpoint = Checkpoint(self.checkpoint_folder)
         self.measurements = Measurements(
@@ -94,10 +96,10 @@ class Run:
             self.history, self.progress = saved.history, saved.progress
         if self.progress.done:
             return self.history
-        survey = self.method.survey(self.posterior, self.num_data)
+        self.learner = Learner(self.engine.objective, epochs=self.epochs)
+        survey, stages = self.learner.survey, self.learner.stages
         if survey is not None:
             survey.begin(self.val_loader)
-        stages = self.method.stages(self.posterior)
         if saved is None:
             self.measurements.before(self.history)
             if self.checkpoint.folder is not None:
@@ -111,13 +113,14 @@ class Run:
                 self._all_epochs(stages, saved)
                 saved = None
             if survey is not None:
-                self._survey(survey, len(stages), saved)
+                self._survey(len(stages), saved)
             if self.epochs or survey is not None:
                 self.measurements.after(self.history, survey, accuracy_tolerance)
             self.progress.done = True
-            self._save(None, None)
+            self._save(None)
         finally:
             self.log.close()
+            self.posterior.unfinished = False  # a run that was broken off has learned what it has
         return self.history
 
     def _resume(self) -> Saved | None:
@@ -142,7 +145,7 @@ class Run:
             "start": start,
         }
         # The first process's: the others' posteriors were set to its when the engine was made.
-        checkpoint.set_settings(self.engine.gather(settings)[0])
+        checkpoint.set_settings(gather(settings)[0])
         if saved is not None:
             checkpoint.check(saved)
             self.probe = saved.parts["probe"]
@@ -171,7 +174,7 @@ class Run:
             self.batches = length(shard)
             if ood is not None:
                 shard = Paired(shard, ood)
-            self.steps_per_epoch = -(-self.batches // self.accumulate)
+            self.learner.steps_per_epoch = -(-self.batches // self.accumulate)
             if saved is not None:
                 restore_random_state(saved.parts["random"][self.engine.rank]["now"], *self._loaders)
             for index in range(self.progress.stage, len(stages)):
@@ -179,16 +182,14 @@ class Run:
                     self._stage(index, stages[index], shard, saved)
                 saved = None
             self._seed(len(stages), 0, shared=True)
-            self.posterior.train()
-            self.method.finish(self.posterior, self.loader, lambda items: bar(items, "finish", shown=self.shown))
+            self.learner.end_steps(self.loader, lambda items: bar(items, "finish", shown=self.shown))
 
-    def _survey(self, survey: Survey, stage: int, saved: Saved | None) -> None:
+    def _survey(self, stage: int, saved: Saved | None) -> None:
         """Make, or go on with, the pass after the epochs; every process makes all of it, and comes to the same."""
         if saved is None:
             self.progress, self.sums = Progress(stage=stage), {}
             self._seed(stage, 1, shared=True)
             self.epoch_random = random_state(*self._loaders)
-            survey.reset()
         else:
             self.epoch_random = saved.parts["random"][self.engine.rank]["epoch"]
             restore_random_state(self.epoch_random, *self._loaders)
@@ -198,30 +199,22 @@ class Run:
             next(batches)
         if saved is not None:
             restore_random_state(saved.parts["random"][self.engine.rank]["now"], *self._loaders)
-        self.posterior.eval()
-        for batch in bar(batches, "survey", shown=self.shown, total=length(self.loader), initial=state.step):
-            survey.look(to_device(batch, self.engine.device))
+        shown = bar(batches, "survey", shown=self.shown, total=length(self.loader), initial=state.step)
+        for _ in self.learner.look(shown, self.val_loader, anew=saved is None):
             state.step += 1
             if self.checkpoint_steps is not None and state.step % self.checkpoint_steps == 0:
-                self._save(None, None)
-        if state.step == 0:
-            raise ValueError("The loader gave no batch. Check its data set, batch size and drop_last.")
-        survey.end(self.val_loader)
+                self._save(None)
 
     def _stage(self, index: int, stage: Stage, loader: Iterable[Any], saved: Saved | None) -> None:
-        if not any(parameter.requires_grad for group in stage.groups for parameter in group["params"]):
-            raise ValueError(f"There is nothing to train in {stage.name}: every parameter is frozen.")
         self._seed(index, -1, shared=True)  # what an optimiser draws when it is made is the same in every process
-        optimizer = self.make_optimizer(stage.groups)
-        self.method.prepare_optimizer(self.posterior, optimizer, self.num_data)
-        schedule = self.method.make_schedule(optimizer, self.epochs * self.steps_per_epoch)
-        optimizer = self.engine.prepare(optimizer)
+        optimizer = self.engine.prepare(self.learner.optimizer(index, make=self.make_optimizer))
         best = None
         if saved is None:
             self.progress = Progress(stage=index)
         else:
             optimizer.load_state_dict(saved.parts["optimiser"])
-            schedule.load_state_dict(saved.parts["schedule"])
+            steps = self.progress.epoch * self.learner.steps_per_epoch + -(-self.progress.step // self.accumulate)
+            self.learner.load_state_dict({"stage": index, "step": steps, "schedule": saved.parts["schedule"]})
             self.engine.scaler.load_state_dict(saved.parts["scaler"])
             if self.patience is not None and self.progress.best_nll is not None:
                 best = self.checkpoint.read_best(index)
@@ -229,7 +222,7 @@ class Run:
         while state.epoch < self.epochs:
             if self.patience is not None and state.epoch - state.best_epoch >= self.patience:
                 break
-            self._epoch(stage, loader, optimizer, schedule, saved if state.step else None)
+            self._epoch(stage, loader, optimizer, saved if state.step else None)
             saved = None
             val_nll = self.measurements.during()
             if val_nll is not None and (state.best_nll is None or val_nll < state.best_nll):
@@ -239,18 +232,11 @@ class Run:
                     if self.engine.rank == 0:
                         self.checkpoint.save_best(self.posterior, index)
             self._record(stage, optimizer, val_nll)
-            self._save(optimizer, schedule)
+            self._save(optimizer)
         if best is not None:
             self.checkpoint.restore(self.posterior, best)
 
-    def _epoch(
-        self,
-        stage: Stage,
-        loader: Iterable[Any],
-        optimizer: Optimizer,
-        schedule: Any,
-        saved: Saved | None,
-    ) -> None:
+    def _epoch(self, stage: Stage, loader: Iterable[Any], optimizer: Optimizer, saved: Saved | None) -> None:
         """Run one epoch, or the rest of one."""
         state = self.progress
         self.posterior.train()
@@ -273,7 +259,7 @@ class Run:
         began = time.perf_counter()
         written = state.step
         for batch in shown:
-            stepped = self._batch(stage, batch, optimizer, schedule)
+            stepped = self._batch(stage, batch, optimizer)
             if hasattr(shown, "set_postfix") and self._may_look():
                 means = {name: f"{value:.4f}" for name, value in self._means().items()}
                 shown.set_postfix(means, refresh=False)
@@ -283,15 +269,14 @@ class Run:
                 written = state.step
                 state.seconds += time.perf_counter() - began
                 began = time.perf_counter()
-                self._save(optimizer, schedule)
+                self._save(optimizer)
         if state.step == 0:
             raise ValueError("The loader gave no batch. Check its data set, batch size and drop_last.")
         state.seconds += time.perf_counter() - began
         state.epoch += 1
-        self.engine.align()
-        self.sums = {name: self.engine.mean(value) for name, value in self.sums.items()}
+        add_up(self.sums.values(), mean=True)
 
-    def _batch(self, stage: Stage, batch: Any, optimizer: Optimizer, schedule: Any) -> bool:
+    def _batch(self, stage: Stage, batch: Any, optimizer: Optimizer) -> bool:
         """Learn from one batch; return whether the optimiser stepped."""
         state, total = self.progress, self.batches
         state.step += 1
@@ -301,27 +286,18 @@ class Run:
         if state.step > total - total % self.accumulate:
             group = total % self.accumulate
         with nullcontext() if steps else self.engine.accumulating():
-            terms = self._loss(batch)
-            self.engine.backward(terms.total / group)
-        detached = LossTerms({name: value.detach().double() for name, value in terms.items()})
+            own, ood = (batch, None) if self.ood_loader is None else batch
+            self.engine.backward(self.engine.loss(own, inputs_of(ood)) / group)
+        terms = LossTerms({name: value.double() for name, value in self.engine.objective.terms.items()})
         if self._may_look():
-            own = batch if self.ood_loader is None else batch[0]
-            check_finite(detached, self.posterior, own, stage.name, epoch=state.epoch + 1, step=state.step)
-        for name, value in [*detached.items(), ("total", detached.total)]:
+            check_finite(terms, self.posterior, own, stage.name, epoch=state.epoch + 1, step=state.step)
+        for name, value in [*terms.items(), ("total", terms.total)]:
             self.sums[name] = self.sums.get(name, 0.0) + value
         if steps:
             self.engine.step(optimizer, self.clip_norm)
             optimizer.zero_grad(set_to_none=True)
-            schedule.step()
-            done = state.epoch * self.steps_per_epoch + -(-state.step // self.accumulate)
-            self.method.after_step(self.posterior, done, self.epochs * self.steps_per_epoch, self.steps_per_epoch)
+            self.learner.after_step()
         return steps
-
-    def _loss(self, batch: Any) -> LossTerms:
-        if self.ood_loader is None:
-            return self.engine.loss(batch, self.num_data)
-        own, ood = batch
-        return self.engine.loss(own, self.num_data, ood=inputs_of(ood), regularizer=self.regularizer)
 
     @contextmanager
     def _ood_shard(self) -> Iterator[Iterable[Any] | None]:
@@ -352,23 +328,24 @@ class Run:
         state = self.progress
         means = self._means()
         lr = float(optimizer.param_groups[0]["lr"])
-        steps = state.epoch * self.steps_per_epoch
+        steps = state.epoch * self.learner.steps_per_epoch
         record = EpochRecord(stage.name, state.epoch, steps, means, val_nll, lr, state.seconds)
         self.history.epochs.append(record)
         scalars = {f"{stage.name}/{name}": value for name, value in means.items()}
         self.log.add({**scalars, f"{stage.name}/val_nll": val_nll, f"{stage.name}/lr": lr}, state.epoch)
         state.step = 0
 
-    def _save(self, optimizer: Optimizer | None, schedule: Any) -> None:
+    def _save(self, optimizer: Optimizer | None) -> None:
         if self.checkpoint.folder is None:
             return
-        random = self.engine.gather({"now": random_state(*self._loaders), "epoch": self.epoch_random})
+        random = gather({"now": random_state(*self._loaders), "epoch": self.epoch_random})
         self.progress.sums = {name: float(value) for name, value in self.sums.items()}
+        schedule = self.learner.schedule
         if self.engine.rank == 0:
             parts = {
                 "probe": self.probe,
                 "optimiser": None if optimizer is None else optimizer.state_dict(),
-                "schedule": None if schedule is None else _plain(schedule.state_dict()),
+                "schedule": None if optimizer is None or schedule is None else _plain(schedule.state_dict()),
                 "scaler": self.engine.scaler.state_dict(),
                 "random": random,
             }

@@ -228,7 +228,7 @@ class LaplaceSurvey(Survey):
         if val_loader is not None and self.prior in ("auto", "validation"):
             choose_on_validation(self.posterior, val_loader, seed=self.seed)
         if self.prior is not None and (sentence := prior_without_effect(self.law)):
-            warnings.warn(sentence, stacklevel=5)  # the call of fit
+            warnings.warn(sentence, stacklevel=6)  # the call of fit
 
     def tolerated_rise(self) -> float:
         """Return twice what the curvature promises, gamma / 2n nats for gamma parameters that the data determine.
