@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -21,6 +22,7 @@ __all__ = [
     "NonFiniteError",
     "check_finite",
     "measure",
+    "summed_nll",
     "validation_nll",
     "warn_if_less_likely",
     "warn_if_worse",
@@ -81,16 +83,24 @@ def _chains_finite(posterior: Posterior, inputs: Any) -> bool:
 
 
 @torch.no_grad()
+def summed_nll(
+    posterior: Posterior, batch: Any, num_draws: int, autocast: AbstractContextManager[Any] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return -sum ln (1/S) sum_s p(y | x, pass s) over a batch, and how many targets count."""
+    method = posterior.require_method()
+    inputs, targets = posterior.split_batch(batch)
+    with autocast or nullcontext():
+        outputs = [method.outputs(posterior, inputs) for _ in range(num_draws)]
+    log_prob = posterior.likelihood.mixture_log_prob(outputs, targets)
+    total, count = posterior.likelihood.total_nll(log_prob, targets)
+    return total.double(), count.double()
+
+
 def validation_nll(posterior: Posterior, loader: Iterable[Any], engine: Engine, num_draws: int) -> float:
     """Return -mean ln (1/S) sum_s p(y | x, pass s) over a loader."""
-    method = posterior.require_method()
     total = count = torch.zeros((), dtype=torch.float64)
     for batch in loader:
-        inputs, targets = posterior.split_batch(to_device(batch, engine.device))
-        with engine.autocast():
-            outputs = [method.outputs(posterior, inputs) for _ in range(num_draws)]
-        log_prob = posterior.likelihood.mixture_log_prob(outputs, targets)
-        part, number = posterior.likelihood.total_nll(log_prob, targets)
+        part, number = summed_nll(posterior, to_device(batch, engine.device), num_draws, engine.autocast())
         total, count = total + part, count + number
     if not count.item():
         raise ValueError("The validation loader gave no example. Check its data set and sampler.")

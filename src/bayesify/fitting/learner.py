@@ -56,7 +56,7 @@ class Learner:
         True
     """
 
-    def __init__(self, objective: Objective, *, epochs: int | None = None, steps_per_epoch: int = 0) -> None:
+    def __init__(self, objective: Objective, *, epochs: float | None = None, steps_per_epoch: int = 0) -> None:
         self.objective = objective
         self.posterior = objective.posterior
         self.method: Method = self.posterior.require_method()
@@ -71,7 +71,7 @@ class Learner:
     @property
     def total_steps(self) -> int:
         """How many steps a stage has."""
-        return self.epochs * self.steps_per_epoch
+        return round(self.epochs * self.steps_per_epoch)
 
     def optimizer(
         self, stage: int | None = None, *, make: Callable[[list[dict[str, Any]]], Optimizer] | None = None

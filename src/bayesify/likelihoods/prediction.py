@@ -55,6 +55,10 @@ class Prediction:
         """Return the prediction in main memory."""
         return self._map(lambda _, t: t.cpu())
 
+    def to(self, device: torch.device | str) -> Prediction:
+        """Return the prediction on a device."""
+        return self._map(lambda _, t: t.to(device))
+
     @classmethod
     def join(cls, parts: Sequence[Prediction]) -> Prediction:
         """Put predictions of successive batches together."""
