@@ -159,7 +159,8 @@ def test_two_processes_end_with_one_posterior_which_is_that_of_one_process(tmp_p
         alone = run(method, tmp_path / "alone")
         for name, tensor in alone["state"].items():
             assert torch.equal(ranks[0]["state"][name], ranks[1]["state"][name]), (method.name, name)
-            torch.testing.assert_close(ranks[0]["state"][name], tensor, rtol=1e-8, atol=1e-11)
+            near = 1e-6 if name == "likelihood.temperature" else 1e-8  # a search ends where it is near enough
+            torch.testing.assert_close(ranks[0]["state"][name], tensor, rtol=near, atol=1e-11, msg=name)
         assert ranks[0]["nll"] == ranks[1]["nll"] == pytest.approx(alone["nll"])
         loaded = bayesify.load(tmp_path / method.name, CALM.network())
         torch.testing.assert_close(loaded.network.state_dict(), alone["network"])

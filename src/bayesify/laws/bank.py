@@ -151,9 +151,8 @@ class BankLaw(Law):
         if bool(self.counts.any()):
             return True
         return Refusal(
-            "no sample has been kept. bayesify.fit(posterior, loader) runs the chains; in a loop of your own, with the "
-            "sampler that posterior.method.make_optimizer makes, call posterior.method.collect(posterior) after the "
-            "burn-in."
+            "no sample has been kept. bayesify.fit(posterior, loader) runs the chains; in a loop of your own "
+            "bayesify.Learner has the sampler, and keeps samples in its after_step()."
         )
 
     @torch.no_grad()

@@ -79,7 +79,7 @@ class LowRankLaw(ScaledNoise, VectorLaw):
             return True
         return Refusal(
             f"the spread of {int(self.snapshots)} snapshots of the weights is zero. bayesify.fit(posterior, loader) "
-            "collects them over its epochs; in a loop of your own call posterior.law.collect() now and then."
+            "collects them over its epochs; in a loop of your own bayesify.Learner does in its after_step()."
         )
 
     # -- prediction -------------------------------------------------------------------------------------------
