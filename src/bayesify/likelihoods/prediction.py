@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bayesify._core.deprecation import warn_renamed
 from bayesify._core.maths import IGNORED, as_double, entropy, gaussian_log_prob, label_log_prob
+from bayesify.likelihoods.display import Displayed
 from bayesify.likelihoods.pooling import normalised
 
 __all__ = ["ClassificationPrediction", "FeaturePrediction", "Prediction", "RegressionPrediction"]
@@ -21,8 +22,8 @@ SCORES = ("total", "aleatoric", "epistemic", "variation_ratio", "model_variance"
 
 
 @dataclass(frozen=True, repr=False)
-class Prediction:
-    """What every prediction can do: be counted, indexed, joined, moved, and give scores.
+class Prediction(Displayed):
+    """What every prediction can do: be counted, indexed, joined, moved, shown, and give scores.
 
     Where the outputs are NaN, every score is.
 
@@ -33,11 +34,6 @@ class Prediction:
 
     unit: ClassVar[str] = ""
     answers: ClassVar[tuple[str, ...]] = ()
-
-    def __repr__(self) -> str:
-        """Show the fields and their shapes, not their values."""
-        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in self._fields())
-        return f"{type(self).__name__}({shapes})"
 
     def __len__(self) -> int:
         """Return the number of examples."""
@@ -204,6 +200,7 @@ class ClassificationPrediction(Prediction):
 
     unit = "nats"
     answers = ("probs", "total", "aleatoric", "epistemic")
+    columns = ("label", "confidence", "total", "aleatoric", "epistemic", "probs")
 
     log_probs: Tensor
     aleatoric: Tensor
@@ -376,6 +373,7 @@ class RegressionPrediction(Prediction):
 
     unit = "std"
     answers = ("mean", "variance", "aleatoric", "epistemic")
+    columns = ("mean", "std", "aleatoric", "epistemic")
 
     mean: Tensor
     aleatoric: Tensor
@@ -470,6 +468,8 @@ class FeaturePrediction(Prediction):
         variance: Variance over the draws, (B, ..., D).
         samples: The draws' features (S, B, ..., D), if they were asked for.
     """
+
+    columns = ("epistemic", "features", "variance")
 
     features: Tensor
     variance: Tensor
