@@ -17,11 +17,22 @@ from bayesify.evaluation.diagnosis import Diagnosis, diagnose
 from bayesify.evaluation.differences import Comparison, compare
 from bayesify.evaluation.evaluation import Evaluation, evaluate
 from bayesify.evaluation.intervals import Interval
-from bayesify.fitting import History, NonFiniteError, fit
 from bayesify.fitting import History, Learner, NonFiniteError, Objective, fit
 from bayesify.laws import Component, Posterior
 from bayesify.layers import register_type
-from bayesify.likelihoods import Bernoulli, Categorical, Custom, Gaussian, Likelihood
+from bayesify.likelihoods import (
+    Bernoulli,
+    Categorical,
+    CountPrediction,
+    Custom,
+    Gaussian,
+    Likelihood,
+    NegativeBinomial,
+    Ordinal,
+    Poisson,
+    StudentPrediction,
+    StudentT,
+)
 from bayesify.likelihoods.prediction import (
     ClassificationPrediction,
     FeaturePrediction,
@@ -76,6 +87,7 @@ __all__ = [
     "ClassificationPrediction",
     "Comparison",
     "Component",
+    "CountPrediction",
     "Custom",
     "DeepEnsemble",
     "Diagnosis",
@@ -92,14 +104,19 @@ __all__ = [
     "Mean",
     "Method",
     "Moments",
+    "NegativeBinomial",
     "NonFiniteError",
     "OODRegularizer",
     "Objective",
+    "Ordinal",
+    "Poisson",
     "Posterior",
     "Prediction",
     "RegressionPrediction",
     "Sampling",
     "Streamlined",
+    "StudentPrediction",
+    "StudentT",
     "View",
     "Views",
     "Widening",

@@ -316,8 +316,9 @@ def _metrics(prediction: Prediction, targets: Tensor) -> dict[str, float]:
         metrics = {"rmse": measures.rmse(mean, targets)}
         if bool((variance > 0).all()):
             interval = prediction.interval(LEVEL)
-            metrics["nll"] = measures.gaussian_nll(mean, variance, targets)
-            metrics["crps"] = measures.crps_gaussian(mean, variance, targets)
+            metrics["nll"] = -prediction.log_prob(targets).mean().item()
+            if type(prediction) is RegressionPrediction:  # others are no Gaussians
+                metrics["crps"] = measures.crps_gaussian(mean, variance, targets)
             metrics["coverage"] = measures.interval_coverage(*interval, targets)
             metrics["width"] = measures.interval_width(*interval)
         return metrics

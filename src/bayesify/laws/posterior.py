@@ -17,6 +17,7 @@ from bayesify.laws.law import Law
 from bayesify.laws.modal_network import Draw, ModalNetwork
 from bayesify.laws.passes import Refusal, ShapeError
 from bayesify.likelihoods import Likelihood, as_likelihood
+from bayesify.likelihoods.likelihood import is_called
 
 if TYPE_CHECKING:
     from bayesify.choosing import Choice
@@ -210,9 +211,8 @@ class Posterior(ModalNetwork):
 
     def set_likelihood(self, likelihood: str | Likelihood) -> None:
         """Say what the outputs mean; a likelihood with parameters must be set before the optimizer is made."""
-        resolved = as_likelihood(likelihood)
-        if isinstance(likelihood, str) and type(resolved) is type(self.likelihood):
-            resolved = self.likelihood  # with what it has learned
+        named = isinstance(likelihood, str) and is_called(self.likelihood, likelihood)
+        resolved = self.likelihood if named else as_likelihood(likelihood)  # with what it has learned
         reference = next(iter(self.network.parameters()), None)
         if reference is not None:
             resolved = resolved.to(reference.device, torch.float64 if reference.dtype == torch.float64 else None)

@@ -14,7 +14,7 @@ from bayesify.likelihoods.likelihood import Likelihood, Stream, variance_of
 from bayesify.likelihoods.pooling import Pooling, Temperatures, folds_of
 from bayesify.likelihoods.prediction import Prediction, RegressionPrediction
 
-__all__ = ["Gaussian"]
+__all__ = ["Gaussian", "scaled"]
 
 _VARIANCES = ("aleatoric", "epistemic", "view_epistemic")
 
@@ -234,11 +234,11 @@ class Gaussian(Likelihood):
         if len(parts) == 1:
             return parts[0]
         scale = self.variance_scale
-        mixed = Prediction.mixture([_scaled(part, 1 / scale) for part in parts], weights, views=views)
-        return _scaled(mixed, scale)
+        mixed = Prediction.mixture([scaled(part, 1 / scale) for part in parts], weights, views=views)
+        return scaled(mixed, scale)
 
 
-def _scaled(prediction: Prediction, factor: Tensor) -> Prediction:
+def scaled(prediction: Prediction, factor: Tensor | float) -> Prediction:
     """Return a prediction with its variances multiplied by a number."""
     return prediction._map(lambda name, t: t * factor if name in _VARIANCES else t)
 

@@ -18,7 +18,7 @@ from bayesify.likelihoods.gaussian_draws import gaussian_draws
 from bayesify.likelihoods.pooling import Pooling, Temperatures
 from bayesify.likelihoods.prediction import Prediction
 
-__all__ = ["Likelihood", "Stream", "as_likelihood", "likelihood_from_dict", "variance_of"]
+__all__ = ["Likelihood", "Stream", "as_likelihood", "is_called", "likelihood_from_dict", "variance_of"]
 
 _KINDS: dict[str, type[Likelihood]] = {}
 
@@ -277,6 +277,53 @@ class Likelihood(nn.Module, ABC):
             )
         return (found + found.mT) / 2
 
+    def at_start(self) -> bool:
+        """Return whether there are parameters to learn, and all are where a new likelihood has them.
+
+        >>> from bayesify import Gaussian
+        >>> Gaussian().at_start(), Gaussian(1.0).at_start()
+        (True, False)
+        """
+        own = dict(self.named_parameters())
+        if not own:
+            return False
+        fresh = dict(type(self)(**self.config()).named_parameters())
+        return all(bool((own[name] == value.to(own[name])).all()) for name, value in fresh.items())
+
+    def learn(self, output: Tensor, target: Tensor) -> float:
+        """Set the likelihood's own parameters to those of least NLL for a network's outputs, and return that NLL.
+
+        For a network that is trained already, where no optimiser of `fit` learns them beside it: `Laplace`, `MAP`.
+        Thresholds, noise, dispersion and degrees of freedom are found by L-BFGS; outputs stay as they are.
+
+        Args:
+            output: The network's outputs on training data, (N, ...).
+            target: The targets.
+
+        Example:
+            >>> from bayesify import Gaussian
+            >>> likelihood = Gaussian()
+            >>> likelihood.learn(torch.zeros(2, 1), torch.tensor([-3.0, 3.0])), likelihood.log_noise.exp().item()
+            (2.5175, 3.0000)
+        """
+        parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        if not parameters:
+            raise ValueError(f"{type(self).__name__} has no parameters to learn.")
+        optimizer = torch.optim.LBFGS(parameters, max_iter=200, line_search_fn="strong_wolfe")
+        output = output.detach()
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = self.nll(output, target)
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+        with torch.enable_grad():
+            optimizer.step(closure)  # type: ignore[no-untyped-call]
+        optimizer.zero_grad()
+        with torch.no_grad():
+            return self.nll(output, target).item()
+
     def calibrate(
         self,
         batches: Sequence[tuple[Tensor, Tensor]],
@@ -348,25 +395,44 @@ def variance_of(variance: Tensor | None, covariance: Tensor | None) -> Tensor:
     return at_least_float32(variance)
 
 
-_NAMES = {"classification": "categorical", "binary": "bernoulli", "regression": "gaussian"}
+_NAMES: dict[str, dict[str, Any]] = {
+    "classification": {"kind": "categorical"},
+    "binary": {"kind": "bernoulli"},
+    "multilabel": {"kind": "bernoulli"},
+    "regression": {"kind": "gaussian"},
+    "heteroscedastic": {"kind": "gaussian", "noise_std": "head"},
+    "counts": {"kind": "poisson"},
+}
+
+
+def is_called(likelihood: Likelihood, name: str) -> bool:
+    """Return whether a likelihood is of the kind that a name means, with the settings that the name says.
+
+    >>> is_called(as_likelihood("regression"), "heteroscedastic"), is_called(as_likelihood("binary"), "multilabel")
+    (False, True)
+    """
+    settings = dict(_NAMES.get(name, {"kind": name}))
+    same = likelihood.kind == settings.pop("kind")
+    return same and all(likelihood.config().get(key) == value for key, value in settings.items())
 
 
 def as_likelihood(likelihood: str | Likelihood) -> Likelihood:
     """Return a likelihood for its name.
 
-    Names are classification, binary and regression, or a kind's own name.
+    Names are classification, binary, multilabel (binary for several outputs), regression, heteroscedastic (regression
+    with a head for the noise), counts, or a kind's own name: poisson, negative-binomial, student-t.
 
-    >>> as_likelihood("regression")
-    Gaussian(noise_std=learned)
+    >>> as_likelihood("regression"), as_likelihood("student-t")
+    (Gaussian(noise_std=learned), StudentT(dof=learned, scale=learned))
     """
     if isinstance(likelihood, Likelihood):
         return likelihood
-    kind = _NAMES.get(likelihood, likelihood)
+    settings = dict(_NAMES.get(likelihood, {"kind": likelihood}))
+    kind = settings.pop("kind")
     if kind not in _KINDS or kind == "custom":
-        raise ValueError(
-            f"There is no likelihood {likelihood!r}. Give one of {sorted(_NAMES)}, or a Likelihood object."
-        )
-    return _KINDS[kind]()
+        known = sorted(_NAMES) + sorted(_KINDS.keys() - {"custom"})
+        raise ValueError(f"There is no likelihood {likelihood!r}. Give one of {known}, or a Likelihood object.")
+    return _KINDS[kind](**settings)
 
 
 def likelihood_from_dict(values: dict[str, Any]) -> Likelihood:

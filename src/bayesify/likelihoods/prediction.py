@@ -431,6 +431,10 @@ class RegressionPrediction(Prediction):
             >>> RegressionPrediction(0 * one, one, 0 * one).log_prob(torch.zeros(1, 1))
             tensor([-0.9189], dtype=torch.float64)
         """
+        return gaussian_log_prob(self.aligned(targets), as_double(self.mean), as_double(self.variance).log())
+
+    def aligned(self, targets: Tensor) -> Tensor:
+        """Return targets in the mean's shape and float64; they may have one more dimension of size one."""
         targets = targets.to(self.mean.device)
         if targets.shape == (*self.mean.shape, 1):
             targets = targets[..., 0]
@@ -438,7 +442,7 @@ class RegressionPrediction(Prediction):
             raise ValueError(
                 f"Targets of shape {tuple(targets.shape)} do not fit predictions of shape {tuple(self.mean.shape)}."
             )
-        return gaussian_log_prob(as_double(targets), as_double(self.mean), as_double(self.variance).log())
+        return as_double(targets)
 
     def deviation(self, name: str) -> Tensor:
         """Return the root of a score, which is a variance."""
@@ -446,8 +450,14 @@ class RegressionPrediction(Prediction):
 
     def _mixed(self, parts: Sequence[Prediction], weights: Sequence[float]) -> RegressionPrediction:
         means, aleatoric, own = (_stacked(parts, name) for name in ("mean", "aleatoric", "epistemic"))
-        return RegressionPrediction(
-            _average(means, weights), _average(aleatoric, weights), _average(own, weights) + _spread(means, weights)
+        return dataclasses.replace(
+            self,
+            mean=_average(means, weights),
+            aleatoric=_average(aleatoric, weights),
+            epistemic=_average(own, weights) + _spread(means, weights),
+            samples=None,
+            predictor=None,
+            view_epistemic=None,
         )
 
     def _between(self, parts: Sequence[Prediction], weights: Sequence[float]) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["Averages", "average_softmax", "covariance_root", "number_of_points"]
+__all__ = ["Averages", "average_softmax", "covariance_root", "line", "number_of_points"]
 
 MOST, LEAST = 512, 16  # points
 WIDTH = 1.5  # of the first coordinate, in standard deviations: what decides a confident prediction are its tails
@@ -71,7 +71,7 @@ def average_softmax(mean: Tensor, root: Tensor, *, positions: int = 1, exponent:
         difference = root if root.ndim == 2 else root[:, 0] - root[:, 1]
         half = difference.square().sum(-1, keepdim=True).sqrt() / 2
         root, turn = torch.stack([half, -half], 1), None
-        points, weights = _line()
+        points, weights = line()
     else:
         turn = _turn(mean, root)
         points, weights = _cloud(root.shape[-1], number_of_points(classes, positions))
@@ -192,7 +192,7 @@ def _cloud(dims: int, number: int) -> tuple[Array, Array]:
 
 
 @lru_cache(maxsize=1)
-def _line() -> tuple[Array, Array]:
+def line() -> tuple[Array, Array]:
     """Return equal steps of one number, (1, S), and their weights."""
     z = np.linspace(-6.5, 6.5, LINE)
     weights = np.exp(-(z**2) / 2)

@@ -73,6 +73,14 @@ class LaplaceSurvey(Survey):
                 "prior_precision='validation' is chosen on validation data: fit(..., val_loader=loader), or use "
                 "prior_precision='marginal-likelihood', which needs none."
             )
+        likelihood = self.posterior.likelihood
+        if likelihood.single_variance() is None and likelihood.at_start():
+            warnings.warn(
+                f"The likelihood {likelihood} has parameters that Laplace does not learn, and they are where they started. "
+                "Set them first: posterior.likelihood.learn(outputs, targets), with the network's outputs on training "
+                "data; or train the network with them: fit(..., epochs=...).",
+                stacklevel=2,
+            )
         network = self.posterior.network
         tracked = batch_norms(network).values()
         for name, module in network.named_modules():

@@ -36,6 +36,9 @@ def rebuild(config: dict[str, Any], tensors: Mapping[str, Tensor], network: nn.M
     noise, held = config["likelihood"].get("num_outputs"), shapes.get("likelihood.log_noise")
     if config["likelihood"].get("noise_std") == "per-output" and (noise,) != held:
         raise FileError(f"{where} asks for the noise of {noise} outputs, and there is that of {held}. Save it again.")
+    classes, held = config["likelihood"].get("num_classes"), shapes.get("likelihood.log_gaps", ())
+    if config["likelihood"].get("kind") == "ordinal" and (classes,) != tuple(size + 2 for size in held):
+        raise FileError(f"{where} asks for {classes} classes in order, and thresholds are {held}. Save it again.")
     likelihood = likelihood_from_dict(config["likelihood"])
     if not 1 <= config["default_samples"] < 2**31:
         raise FileError(f"{where} has default_samples={config['default_samples']}, which cannot be. Save it again.")

@@ -112,8 +112,11 @@ def check_shapes(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor], fol
 def check_likelihood(likelihood: Likelihood, folder: Path) -> None:
     """Raise where what a likelihood learned cannot be."""
     for name, tensor in likelihood.state_dict().items():
-        scale = name in ("temperature", "variance_scale")  # what predictions divide by, or multiply variances with
-        if not bool(torch.isfinite(tensor).all()) or (scale and not bool((tensor > 0).all())):
+        # What predictions divide by or multiply variances with is positive, what they add is not negative.
+        low = {"temperature": 0.0, "variance_scale": 0.0, "dispersion_scale": 0.0, "extra_dispersion": -1e-300}.get(
+            name
+        )
+        if not bool(torch.isfinite(tensor).all()) or (low is not None and not bool((tensor.double() > low).all())):
             raise FileError(
                 f"{folder} has a likelihood whose {name} is {tensor.tolist()}, which cannot be. Calibrate and save the "
                 "posterior again."
