@@ -7,6 +7,7 @@ import torch
 from scipy import integrate, special, stats
 
 from bayesify import Bernoulli, Categorical
+from bayesify.likelihoods import as_likelihood
 
 F64 = torch.float64
 FIELDS = ("log_probs", "aleatoric", "epistemic", "variation_ratio", "model_variance", "logits_mean", "logits_variance")
@@ -119,3 +120,28 @@ def moments(logits):
 def test_what_does_not_fit_gets_a_sentence(output, target, sentence):
     with pytest.raises(ValueError, match=sentence):
         Bernoulli().nll(output, target)
+
+
+def test_several_labels_at_once_are_as_many_answers():
+    """Multi-label: each label has its own probability, decomposition and integral, as if it were predicted alone."""
+    labels = as_likelihood("multilabel").double()
+    logits, target = 2 * torch.randn(9, 4, 3, dtype=F64), torch.randint(2, (4, 3)).to(F64)
+    together, variance = labels.from_samples(logits), torch.rand(4, 3, dtype=F64)
+    moments = labels.from_gaussian(logits[0], variance)
+    for label in range(3):
+        alone = labels.from_samples(logits[..., label])
+        single = labels.from_gaussian(logits[0, :, label], variance[:, label])
+        for name in FIELDS:
+            own = (slice(None), label)
+            torch.testing.assert_close(getattr(together, name)[own], getattr(alone, name), rtol=1e-12, atol=1e-15)
+            torch.testing.assert_close(getattr(moments, name)[own], getattr(single, name), rtol=1e-12, atol=1e-15)
+    p = logits.sigmoid().mean(0)
+    torch.testing.assert_close(together.probs[..., 1], p, rtol=1e-12, atol=0)
+    expected = torch.distributions.Bernoulli(p).log_prob(target)
+    torch.testing.assert_close(together.log_prob(target), expected, rtol=1e-10, atol=0)
+    assert torch.equal(together.correct(target), (p > 0.5) == target.bool())
+    assert together.score().shape == target.shape
+    loss = torch.nn.BCEWithLogitsLoss()(logits[0], target)
+    torch.testing.assert_close(labels.nll(logits[0], target), loss, rtol=1e-12, atol=0)
+    factor = labels.output_factor(logits[0]).flatten(1)
+    torch.testing.assert_close(factor**2, logits[0].sigmoid() * (-logits[0]).sigmoid(), rtol=1e-12, atol=0)

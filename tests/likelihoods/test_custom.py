@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from bayesify import Bernoulli, Categorical, Custom, Gaussian, Likelihood
+from bayesify import MAP, Bernoulli, Categorical, Custom, Gaussian, Likelihood, convert
 from bayesify.likelihoods import as_likelihood, likelihood_from_dict
 from bayesify.likelihoods.prediction import RegressionPrediction
 
@@ -86,6 +86,8 @@ def test_names_of_likelihoods():
     assert isinstance(as_likelihood("classification"), Categorical)
     assert isinstance(as_likelihood("binary"), Bernoulli)
     assert isinstance(as_likelihood("regression"), Gaussian)
+    assert isinstance(as_likelihood("multilabel"), Bernoulli)
+    assert as_likelihood("heteroscedastic").noise_std == "head"
     mine = Gaussian(0.1)
     assert as_likelihood(mine) is mine
     for name in ("cauchy", "custom"):
@@ -169,3 +171,15 @@ def test_a_predictive_of_ones_own_sees_draws_of_gaussian_outputs():
     exact = Categorical().from_gaussian(torch.zeros(1, 3, dtype=F64), torch.ones(1, 3, dtype=F64))
     torch.testing.assert_close(found.probs, exact.probs, rtol=0, atol=0.05)
     assert found.epistemic.item() == pytest.approx(exact.epistemic.item(), abs=0.05)
+
+
+def test_a_name_keeps_a_likelihood_that_it_means():
+    posterior = convert(torch.nn.Linear(3, 2), MAP(), likelihood="regression")
+    learned = posterior.likelihood
+    posterior.set_likelihood("regression")
+    assert posterior.likelihood is learned
+    posterior.set_likelihood("heteroscedastic")
+    assert posterior.likelihood.noise_std == "head"
+    head = posterior.likelihood
+    posterior.set_likelihood("heteroscedastic")
+    assert posterior.likelihood is head

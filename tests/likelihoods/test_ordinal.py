@@ -1,5 +1,6 @@
 """Classes in an order, from one score."""
 
+import json
 import math
 
 import numpy as np
@@ -7,7 +8,8 @@ import pytest
 import torch
 from scipy import special, stats
 
-from bayesify import Ordinal, Posterior, Prediction, convert, load, save
+from bayesify import Laplace, Ordinal, Posterior, Prediction, convert, fit, load, save
+from bayesify._core.files import digest
 from bayesify.likelihoods import as_likelihood, likelihood_from_dict
 from bayesify.methods import MAP
 
@@ -229,3 +231,27 @@ def test_thresholds_and_temperature_are_saved(tmp_path):
     loaded = load(tmp_path / "posterior", network)
     assert torch.equal(loaded.likelihood.thresholds, posterior.likelihood.thresholds)
     assert loaded.likelihood.temperature.item() == pytest.approx(1.7)
+
+
+def test_a_file_with_another_number_of_classes_is_refused(tmp_path):
+    network = torch.nn.Linear(3, 1)
+    save(convert(network, MAP(), likelihood=Ordinal(5)), tmp_path / "posterior")
+    path = tmp_path / "posterior" / "config.json"
+    config = {key: value for key, value in json.loads(path.read_text()).items() if key != "digest"}
+    config["likelihood"]["num_classes"] = 7
+    path.write_text(json.dumps({**config, "digest": digest(config)}))
+    with pytest.raises(ValueError, match=r"asks for 7 classes in order, and thresholds are \(3,\)"):
+        load(tmp_path / "posterior", network)
+
+
+def test_laplace_says_that_thresholds_were_not_learned():
+    x, y = torch.randn(20, 3), torch.randint(3, (20,))
+    network = torch.nn.Linear(3, 1)
+    posterior = convert(network, Laplace(), likelihood=Ordinal(3))
+    with pytest.warns(UserWarning, match=r"Ordinal\(num_classes=3\) has parameters that Laplace does not learn.*learn"):
+        fit(posterior, [(x, y)], num_data=20, progress=False)
+    likelihood = Ordinal(3)
+    likelihood.learn(network(x), y)
+    fit(
+        convert(network, Laplace(), likelihood=likelihood), [(x, y)], num_data=20, progress=False
+    )  # a warning would be an error

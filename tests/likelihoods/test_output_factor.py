@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from bayesify import Bernoulli, Categorical, Custom, Gaussian, Likelihood
+from bayesify import Bernoulli, Categorical, Custom, Gaussian, Likelihood, Poisson
 from bayesify.curvature import columns, output_hessian
 from tests.curvature.naive import output_hessians
 
@@ -32,6 +32,7 @@ CASES = {
     "one number": (Gaussian(0.5), randn(4), randn(4)),
     "numbers": (Gaussian(0.5), randn(4, 3), randn(4, 3)),
     "learned noise": (Gaussian().double(), randn(4, 2, 3), randn(4, 2, 3)),
+    "counts": (Poisson(), randn(4, 3), torch.arange(12.0).view(4, 3)),
     "noise per output": (per_output(), randn(4, 3), randn(4, 3)),
 }
 

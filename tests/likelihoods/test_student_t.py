@@ -170,11 +170,11 @@ def test_the_curvature_is_the_expected_hessian():
 
 
 def test_calibration_finds_the_scale_of_the_variance():
-    target = torch.from_numpy(stats.t(4.0, scale=0.6).rvs(2000, random_state=1))
-    outputs = torch.zeros(1, 2000, 1, dtype=F64)
+    target = torch.from_numpy(stats.t(4.0, scale=0.6).rvs(600, random_state=1))
+    outputs = torch.zeros(1, 600, 1, dtype=F64)
     likelihood = StudentT(4.0, scale=0.2).double()
     before, after = likelihood.calibrate([(outputs[:, :100], target[:100]), (outputs[:, 100:], target[100:])])
-    assert likelihood.variance_scale.item() == pytest.approx(9, rel=0.1)
+    assert likelihood.variance_scale.item() == pytest.approx(9, rel=0.15)
     assert after == pytest.approx(-likelihood.from_samples(outputs).log_prob(target).mean().item(), rel=1e-9)
     assert after < before
     again = likelihood.calibrate([(outputs, target)])

@@ -76,9 +76,9 @@ class LaplaceSurvey(Survey):
         likelihood = self.posterior.likelihood
         if likelihood.single_variance() is None and likelihood.at_start():
             warnings.warn(
-                f"The likelihood {likelihood} has parameters that Laplace does not learn, and they are where they started. "
-                "Set them first: posterior.likelihood.learn(outputs, targets), with the network's outputs on training "
-                "data; or train the network with them: fit(..., epochs=...).",
+                f"The likelihood {likelihood} has parameters that Laplace does not learn, and they are where they "
+                "started. Set them first, posterior.likelihood.learn(outputs, targets), with the network's outputs on "
+                "training data; or train the network with them: fit(..., epochs=...).",
                 stacklevel=2,
             )
         network = self.posterior.network
