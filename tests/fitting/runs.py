@@ -181,6 +181,7 @@ def work(name: str, folder: Path | None, result: Path, kill_at: int | None, anyw
     events, calls = Events(None if anywhere else kill_at), Calls(kill_at)
     method, data, options = {**SCENARIOS, **EVERY_METHOD}[name](events)
     posterior = bayesify.convert(network(), method)
+    posterior.default_draws = min(2, posterior.default_draws)  # Laplace tries many prior precisions with each of them
     register_optimizer_step_post_hook(lambda *_: events.happen("step"))
     events.watch_files()
     if anywhere:
