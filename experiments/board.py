@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import bayesify
@@ -88,13 +88,23 @@ class Way:
 def passes_of(posterior: Posterior, options: Mapping[str, Any]) -> int | None:
     """Return how many passes a prediction makes, or None for predictors without draws.
 
-    Each of finitely many functions sees every view; else views take turns among the draws.
+    Each of finitely many functions sees every view; else views take turns among the draws. Draws that differ in the
+    last layer alone share what lies before it, a pass for each view.
     """
     if options["how"] != "sampling":
         return None
     views = options.get("views") or getattr(posterior, "views", None)
+    number = 1 if views is None else len(views)
     draws = len(posterior.keys(options["num_draws"], 0))
-    return draws if views is None or posterior.law.functions is None else draws * len(views)
+    if posterior.law.functions is not None:
+        return draws * number
+    return min(draws, number) if posterior.law.sites() == {_last(posterior.network)} else draws
+
+
+def _last(network: nn.Module) -> nn.Module | None:
+    """Return the last module that has parameters of its own."""
+    owners = [module for module in network.modules() if next(module.parameters(recurse=False), None) is not None]
+    return owners[-1] if owners else None
 
 
 @dataclass(frozen=True)
@@ -125,6 +135,8 @@ class Board:
         row: dict[str, Any] = {"made ready in predictions of the validation set": round((_now() - began) / seconds, 1)}
         options = self.way.options(seed=seed, trial=trial)
         row["passes"] = passes_of(ready, options)
+        if self.way.passes is not None:
+            row["chosen"] = ready.choice.chosen
         inputs = next(iter(setting.test))
         repeats = 1 if trial else self.repeats
         row["cost in plain passes"] = round(_cost(plain, ready, inputs, options, repeats), 2)
@@ -212,7 +224,7 @@ def _rounded(values: Mapping[str, float]) -> dict[str, float]:
 def _fitted(posterior: Posterior) -> dict[str, list[float]]:
     """Return what calibration and the search for a scale of the noise may have changed."""
     found = {name: getattr(posterior.likelihood, name, None) for name in ("temperature", "exponent", "variance_scale")}
-    found["noise scale"] = getattr(posterior, "noise_scale", None)
+    found["noise scale"] = getattr(posterior.law, "noise_scale", None)
     return {
         name: [round(float(one), 4) for one in torch.as_tensor(value).flatten()]
         for name, value in found.items()

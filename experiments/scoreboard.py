@@ -151,7 +151,7 @@ def _panel(axes: Any, title: str, found: Sequence[Point]) -> None:
 def _beside(point: Point) -> float:
     """Return the passes, moved a little for each family, since many rows have the same."""
     family = _family(point.name)
-    return point.passes * 2 ** (0.09 * (list(FAMILIES).index(family) - 3)) if point.passes >= 8 else point.passes
+    return point.passes * 2 ** (0.09 * (list(FAMILIES).index(family) - 3)) if point.passes >= 4 else point.passes
 
 
 def _limit(axes: Any, values: Sequence[float]) -> None:

@@ -124,6 +124,7 @@ def test_a_way_asks_for_what_it_says(tmp_path, monkeypatch):
     ready = way.ready(posterior, setting, seed=1, trial=True)
     assert ready is not posterior
     assert [name for name, _ in asked] == ["widen", "calibrate"]
+    assert asked[0][1].pop("views").names == way.views
     assert asked[0][1] == {"num_draws": 4}, "a trial draws less"
     options = asked[1][1]
     assert options.pop("views").names == ("identity", "mirror")
@@ -149,12 +150,22 @@ def test_what_is_chosen_stands_for_the_row_s_posterior(tmp_path, monkeypatch):
     assert asked == [((setting.network, setting.val), {"passes": 4})]
 
 
-@pytest.mark.parametrize(("method", "wanted"), [(bayesify.MAP(), 2), (bayesify.MCDropout(), 6)])
-def test_views_multiply_functions_and_take_turns_among_draws(method, wanted, tmp_path):
-    posterior, _ = fitted(Config("a", QUICK, method, ()), work=tmp_path)
+@pytest.mark.parametrize(
+    ("method", "include", "wanted"),
+    [
+        (bayesify.MAP(), None, 2),
+        (bayesify.MCDropout(), None, 6),
+        (bayesify.MCDropout(p=0.1, insert_before="linear"), ("5",), 2),
+    ],
+)
+def test_views_multiply_functions_and_take_turns_among_draws(method, include, wanted, tmp_path):
+    posterior, setting = fitted(Config("a", QUICK, method, (), include=include), work=tmp_path)
+    assert isinstance(setting.network[5], torch.nn.Linear), "the last layer"
     options = {"how": "sampling", "num_draws": 6, "views": Views("identity", "mirror")}
     assert passes_of(posterior, options) == wanted
     assert passes_of(posterior, {**options, "how": "streamlined"}) is None
+    alone = {**options, "views": None}
+    assert passes_of(posterior, alone) == (6 if wanted == 6 else 1)
 
 
 def test_near_images_are_of_two_classes_or_shuffled():
