@@ -79,13 +79,13 @@ def test_include_that_misses_the_dropout_says_so():
         bayesify.convert(make_network(), MCDropout(), include="0")
 
 
-def test_results_print_in_a_line():
+def test_results_say_what_they_are():
     posterior = bayesify.convert(make_network(), MAP())
     history = bayesify.fit(posterior, DataLoader(DATA, 2), epochs=1, accuracy_tolerance=1, progress=False)
     prediction = bayesify.predict(posterior, X)
     evaluation = bayesify.evaluate(posterior, DataLoader(DATA, 2))
     assert repr(history).startswith("History(1 epochs")
-    assert "log_probs (6, 3)" in repr(prediction)
+    assert repr(prediction).startswith("ClassificationPrediction of 6 examples, 3 classes\non average confidence ")
     assert "accuracy" in repr(evaluation)
     assert all("tensor" not in repr(value) and "\n" not in repr(value) for value in (history, prediction, evaluation))
 

@@ -340,7 +340,7 @@ def test_missing_and_mistyped_keys_say_so(saved, key):
         ({"method": {"name": "magic", "version": 1}}, "names a method 'magic', which is unknown here"),
         ({"method": {"name": "mc-dropout", "version": 99}}, "has version 99 of 'mc-dropout'.*Upgrade bayesify"),
         ({"method": {"name": "mc-dropout", "version": 1, "speed": 2}}, r"unknown settings \['speed'\]"),
-        ({"likelihood": {"kind": "poisson"}}, "names a likelihood 'poisson', which is unknown here"),
+        ({"likelihood": {"kind": "cauchy"}}, "names a likelihood 'cauchy', which is unknown here"),
         ({"likelihood": {"kind": "categorical", "speed": 2}}, "'categorical' has settings that do not fit"),
         ({"conversion": [{"name": "3"}]}, "has a damaged conversion"),
     ],
