@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import bayesify
@@ -33,6 +34,7 @@ def work(rank: int, port: int, folder: str) -> None:
         "equal": {case.name: _noisy(case, rank) for case in CASES},
         "gradients": {case.name: gradients(case, slice(rank * 4, rank * 4 + 4), 1000 * rank) for case in DRAWN},
         "fewer": _fewer(rank),
+        "sharded": {case.name: _sharded(case, rank) for case in CASES},
     }
     torch.save(found, Path(folder) / f"{rank}.pt")
     torch.distributed.destroy_process_group()
@@ -137,3 +139,26 @@ def _fewer(rank: int) -> str:
     except ValueError as error:
         return str(error)
     return ""
+
+
+def _sharded(case: Case, rank: int) -> str | float:
+    """Return the largest difference between an epoch with `fully_shard` and with DDP, or the sentence that refuses it."""
+    data = [(x[rank * 4 : rank * 4 + 4], y[rank * 4 : rank * 4 + 4]) for x, y in batches(CALM)]
+    found = []
+    for wrap in (fully_shard, DistributedDataParallel):
+        posterior = bayesify.convert(_without_dropout(case.noisy), case.noisy).eval()
+        objective = Objective(posterior, num_data=24)
+        module = wrap(objective)
+        try:
+            learner = Learner(objective, epochs=1, steps_per_epoch=3)
+        except ValueError as error:
+            return str(error)
+        optimizer = learner.optimizer(0)
+        torch.manual_seed(rank)
+        for batch in data:
+            module(batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            learner.after_step()
+        found.append([getattr(p.data, "full_tensor", lambda p=p: p.data)() for p in posterior.parameters()])
+    return max((one - other).abs().max().item() for one, other in zip(*found, strict=True))

@@ -82,3 +82,13 @@ def test_a_process_with_fewer_batches_gets_a_sentence(ranks):
     for found in ranks:
         assert "different numbers of steps (epochs x steps: 2 x 3, 2 x 2)" in found["fewer"]
         assert "DistributedSampler" in found["fewer"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_parameters_in_parts_train_as_whole_ones_do_or_are_refused(case, ranks):
+    for found in ranks:
+        outcome = found["sharded"][case.name]
+        if case.noisy.name in ("swag", "laplace", "sgld", "apd"):
+            assert "reads whole weights" in outcome
+        else:
+            assert outcome < 1e-9

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from bayesify._core.modes import modes_kept
 from bayesify._core.trees import to_device
 from bayesify.fitting.objective import Objective
-from bayesify.fitting.processes import add_up, align, align_statistics, gather, shared_random_state
+from bayesify.fitting.processes import add_up, align, align_statistics, gather, is_sharded, shared_random_state
 from bayesify.methods import Method, Stage
 
 __all__ = ["Learner"]
@@ -67,6 +67,12 @@ class Learner:
         self.step = 0
         self.stage: int | None = None
         self.schedule: LambdaLR | None = None
+        whole = self.method.trains_draws or self.method.learns_by_loss
+        if not whole and any(is_sharded(parameter) for parameter in self.posterior.parameters()):
+            raise ValueError(
+                f"{type(self.method).__name__} reads whole weights, and fully_shard leaves each process a part of them. "
+                "Use DistributedDataParallel(objective)."
+            )
 
     @property
     def total_steps(self) -> int:

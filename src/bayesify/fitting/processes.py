@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bayesify.laws import Law, Posterior
 
-__all__ = ["add_up", "align", "align_statistics", "gather", "num_processes", "shared_random_state"]
+__all__ = ["add_up", "align", "align_statistics", "gather", "is_sharded", "num_processes", "shared_random_state"]
 
 
 def num_processes() -> int:
@@ -31,6 +31,15 @@ def gather(value: Any) -> list[Any]:
     found: list[Any] = [None] * num_processes()
     dist.all_gather_object(found, value)
     return found
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Return whether a process holds a part of a tensor only, as `fully_shard` leaves it.
+
+    >>> is_sharded(torch.nn.Parameter(torch.zeros(2)))
+    False
+    """
+    return type(tensor.data) is not Tensor
 
 
 @contextmanager
@@ -56,7 +65,7 @@ def add_up(tensors: Iterable[Tensor], *, mean: bool = False) -> None:
 @torch.no_grad()
 def align(posterior: Posterior) -> None:
     """Give every process the first one's tensors, but those that are sharded."""
-    _broadcast([t for t in (*posterior.parameters(), *posterior.buffers()) if type(t.data) is Tensor])
+    _broadcast([t for t in (*posterior.parameters(), *posterior.buffers()) if not is_sharded(t)])
 
 
 @torch.no_grad()
