@@ -135,7 +135,7 @@ class Board:
         row: dict[str, Any] = {"made ready in predictions of the validation set": round((_now() - began) / seconds, 1)}
         options = self.way.options(seed=seed, trial=trial)
         row["passes"] = passes_of(ready, options)
-        if self.way.passes is not None:
+        if ready.choice is not None:
             row["chosen"] = ready.choice.chosen
         inputs = next(iter(setting.test))
         repeats = 1 if trial else self.repeats

@@ -111,8 +111,8 @@ class ScenesBoard:
         made = Segmentation().setting(seed, trial=trial, work=work)
         scenes = made.test.dataset
         assert isinstance(scenes, TensorDataset)
-        few = [tensor[: 2 if trial else self.shifted] for tensor in scenes.tensors]
-        return dataclasses.replace(made, shifted=partial(shifts, *few, _same, batch=16))
+        images, targets = (tensor[: 2 if trial else self.shifted] for tensor in scenes.tensors)
+        return dataclasses.replace(made, shifted=partial(shifts, images, targets, _same, batch=16))
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ class Rows:
         widened: bool = False,
     ) -> Config:
         """Return a row that draws: with one temperature for the average, or with views, pooled as is best."""
-        pooled = {} if views else {"pooling": "probs", "temperatures": "one"}
+        pooled: dict[str, Any] = {} if views else {"pooling": "probs", "temperatures": "one"}
         way = Way(widened=widened, views=views, num_draws=DRAWS, **pooled)
         return self._row(name + ", widened" * widened + " + mirror" * bool(views), method, way, task, include)
 

@@ -142,7 +142,7 @@ def _fewer(rank: int) -> str:
 
 
 def _sharded(case: Case, rank: int) -> str | float:
-    """Return the largest difference between an epoch with `fully_shard` and with DDP, or the sentence that refuses it."""
+    """Return the largest difference of an epoch with `fully_shard` to one with DDP, or the sentence that refuses."""
     data = [(x[rank * 4 : rank * 4 + 4], y[rank * 4 : rank * 4 + 4]) for x, y in batches(CALM)]
     found = []
     for wrap in (fully_shard, DistributedDataParallel):

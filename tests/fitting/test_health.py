@@ -296,7 +296,7 @@ def test_dict_batches():
         ({"epochs": -1}, "epochs must be at least 0"),
         ({"accumulate": 0}, "accumulate must be at least 1"),
         ({"precision": "fp16"}, "needs a GPU"),
-        ({"likelihood": "ordinal"}, "There is no likelihood 'ordinal'"),
+        ({"likelihood": "beta"}, "There is no likelihood 'beta'"),
         ({"num_data": 0}, "num_data must be at least 1"),
         ({"checkpoint_steps": 0}, "checkpoint_steps must be at least 1"),
         ({"clip_norm": 0.0}, "clip_norm must be greater than 0"),

@@ -70,8 +70,8 @@ class Learner:
         whole = self.method.trains_draws or self.method.learns_by_loss
         if not whole and any(is_sharded(parameter) for parameter in self.posterior.parameters()):
             raise ValueError(
-                f"{type(self.method).__name__} reads whole weights, and fully_shard leaves each process a part of them. "
-                "Use DistributedDataParallel(objective)."
+                f"{type(self.method).__name__} reads whole weights, and fully_shard leaves each process a part of "
+                "them. Use DistributedDataParallel(objective)."
             )
 
     @property
