@@ -51,7 +51,7 @@ def interval(value: float, replicates: Tensor, level: float, floors: Tensor | No
 
     Efron & Tibshirani, "An Introduction to the Bootstrap", 1993, section 13.3. It needs no derivative, stays in the
     range of the measure, and is the same for single measures and differences. BCa intervals have ends that are missed
-    more evenly, and were not more often right on these measures. The value is always inside.
+    more evenly, and were hardly more often right on these measures. The value is always inside.
 
     Args:
         value: The measure on the data.
