@@ -147,7 +147,7 @@ def test_evaluate_calibrates_on_the_validation_part(bayesify, model, network):
     best = min(grid, key=lambda t: cross_entropy(val_logits / t, val.targets).item())
     expected = cross_entropy(test_logits / best, test.targets).item()
     assert found["metrics"]["nll"] == pytest.approx(expected, rel=1e-3)
-    assert found["name"] == "map + temperature"
+    assert found["name"] == "map + calibration"
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
@@ -249,7 +249,7 @@ def test_compare_prints_every_method_and_what_failed(bayesify, model, tmp_path):
     code, text, _ = bayesify("compare", *model, *words)
     assert code == 1
     rows = [re.split(r"\s{2,}", line)[0] for line in text.splitlines()]
-    calibrated = [f"{name}{more}" for name in ("map", "mc-dropout", "swag") for more in ("", " + temperature")]
+    calibrated = [f"{name}{more}" for name in ("map", "mc-dropout", "swag") for more in ("", " + calibration")]
     assert rows[1:7] == calibrated
     assert f"{tmp_path / 'nowhere'} failed: There is no file" in text
     assert "fit: in multiples of one epoch" in text

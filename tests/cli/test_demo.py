@@ -24,7 +24,7 @@ def test_every_method_is_in_the_table_and_a_failure_stops_no_other(bayesify, tmp
     rows = [line.partition("  ")[0] for line in text.splitlines()]
     for name in known:
         assert name in rows
-        assert f"{name} + temperature" in rows
+        assert f"{name} + calibration" in rows
     assert rows.index("map") == min(rows.index(name) for name in known)
     assert "broken failed: This one never works.\n" in text
     assert code == 1
@@ -43,7 +43,7 @@ def test_json_is_all_there_is_on_stdout(bayesify, tmp_path, monkeypatch):
     code, text, _ = bayesify("demo", "--quick", "--out", tmp_path, "--json", "--quiet")
     found = json.loads(text)
     assert code == 0
-    assert [row["name"] for row in found["evaluations"]] == ["map", "map + temperature"]
+    assert [row["name"] for row in found["evaluations"]] == ["map", "map + calibration"]
     assert found["evaluations"][0]["cost"]["fit_unit"] == "training"
     assert found["failures"] == []
     assert found["report"] == str(tmp_path / "report.html")
@@ -54,7 +54,7 @@ def test_a_report_that_cannot_be_written_costs_no_table(bayesify, tmp_path, monk
     (tmp_path / "report.html").mkdir()
     code, text, _ = bayesify("demo", "--quick", "--out", tmp_path, "--quiet")
     assert code == 1
-    assert "map + temperature" in text
+    assert "map + calibration" in text
     assert "report failed: " in text
 
 

@@ -208,8 +208,7 @@ def evaluate_posterior(task: Task, posterior: Posterior, name: str, cost: Cost |
     rows = [row(name)]
     if task.calibrates and task.val is not None:
         task.calibrate(posterior, task.val)
-        how = "temperature" if hasattr(posterior.likelihood, "temperature") else "variance scale"
-        rows.append(row(f"{name} + {how}"))
+        rows.append(row(f"{name} + calibration"))
     return rows
 
 

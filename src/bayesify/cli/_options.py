@@ -152,7 +152,7 @@ class MethodOptions:
         likelihood: What the outputs mean.
         widen: Find the width of the noise of every method given on the 'val' split; with --epochs 0, of one that was
             not trained.
-        calibrate: Fit a temperature (regression: a scale of the variance) on the 'val' split afterwards.
+        calibrate: Fit temperatures and pooling (regression: a scale of the variance) on the 'val' split afterwards.
         checkpoint: Keep the state of the fit here; the same command then goes on from it.
     """
 
