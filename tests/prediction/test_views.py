@@ -8,7 +8,7 @@ from torch import nn
 import bayesify
 from bayesify import IBNN, BayesAdapter, DeepEnsemble, MCDropout, Streamlined, View, Views
 from bayesify._core.random import Key
-from bayesify.likelihoods import Categorical, Gaussian
+from bayesify.likelihoods import Bernoulli, Categorical, Gaussian
 from bayesify.prediction.views import as_views, dense_dims
 
 F64 = torch.float64
@@ -138,6 +138,12 @@ def test_draws_take_turns_within_each_part():
     assert abs(len(plan[0]) - len(plan[1])) <= 1
 
 
+def test_no_view_is_left_out():
+    keys = [Key(0, index, (part,)) for index, part in enumerate([0, 0, 1, 2])]
+    plan = Views("identity", "mirror", "flip", "mirror+flip").plan(keys, finite=False)
+    assert [len(some) for _, some in plan] == [1, 1, 1, 1]
+
+
 def test_draws_on_views_are_the_average_by_hand():
     posterior, x = bayesify.convert(classifier(), MCDropout()), images()
     found = bayesify.predict(posterior, x, views=BOTH, num_draws=5, seed=7)
@@ -232,6 +238,72 @@ def test_where_a_map_has_height_and_width():
     assert dense_dims(Gaussian(1.0), torch.zeros(2, 4, 5), image) == (-2, -1)
     assert dense_dims(Gaussian(1.0), torch.zeros(2, 4, 6), image) is None
     assert dense_dims(Gaussian(1.0), torch.zeros(2, 1, 4, 5), image) == (-2, -1)
+    assert dense_dims(Gaussian(1.0), torch.zeros(2, 4, 5, 3), image) == (-3, -2)  # channels last
+    assert dense_dims(Bernoulli(), torch.zeros(2, 4, 5, 1), image) == (-3, -2)
+    assert dense_dims(Bernoulli(), torch.zeros(2, 8, 10, 3), image) == (-3, -2)  # finer
+    assert dense_dims(Gaussian("head"), torch.zeros(2, 4, 5, 2), image) == (-3, -2)
+    assert dense_dims(Gaussian("head"), torch.zeros(2, 4, 10), image) == (-2, -1)  # two maps side by side
+    assert dense_dims(Gaussian("head"), torch.zeros(2, 10), image) is None
+
+
+class Heads(nn.Module):
+    """Means and log variances of every pixel: in two tensors, or in the last dimension of one."""
+
+    def __init__(self, together):
+        super().__init__()
+        self.edges, self.together = Edges(2).double(), together
+
+    def forward(self, x):
+        mean, log_variance = self.edges(x).unbind(1)
+        return torch.stack([mean, log_variance], -1) if self.together else (mean, log_variance)
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("own", [False, True])
+def test_a_noise_heads_maps_are_mirrored_back_each_on_its_own(together, own):
+    network, x = Heads(together), torch.randn(3, 1, 4, 6, dtype=F64)
+    posterior = bayesify.convert(network, "map", likelihood="heteroscedastic")
+    width = -2 if together else -1
+    views = Views("identity", View(lambda x: x.flip(-1), inverse=lambda y: y.flip(width))) if own else BOTH
+    found = bayesify.predict(posterior, x, views=views)
+    with torch.no_grad():
+        maps = torch.stack([network.edges(x), network.edges(x.flip(-1)).flip(-1)])
+    torch.testing.assert_close(found.mean, maps[:, :, 0].mean(0))
+    torch.testing.assert_close(found.aleatoric, maps[:, :, 1].exp().mean(0))
+
+
+def test_answers_for_pixels_in_the_last_dimension_are_mirrored_back():
+    edges, x = Edges(1).double(), torch.randn(3, 1, 4, 6, dtype=F64)
+    last = nn.Sequential(edges, Permuted())
+    found = bayesify.predict(bayesify.convert(last, "map", likelihood="binary"), x, views=BOTH)
+    with torch.no_grad():
+        by_hand = (edges(x).sigmoid() + edges(x.flip(-1)).flip(-1).sigmoid())[:, 0] / 2
+    torch.testing.assert_close(found.probs[..., 1], by_hand)
+
+
+class Permuted(nn.Module):
+    def forward(self, x):
+        return x.movedim(1, -1)
+
+
+def test_a_shift_is_taken_back_in_places_of_a_coarser_map():
+    pooled = nn.Sequential(nn.Conv2d(1, 3, 1), nn.AvgPool2d(2)).double()
+    posterior, x = bayesify.convert(pooled, "map"), torch.randn(2, 1, 8, 8, dtype=F64)
+    plain, moved = (bayesify.predict(posterior, x, views=view).probs for view in ("identity", "shift(2,-4)"))
+    torch.testing.assert_close(moved[:, :3, 2:], plain[:, :3, 2:])  # the rest was out of the image
+    with pytest.raises(ValueError, match="no whole number"):
+        bayesify.predict(posterior, x, views="shift(1,0)")
+
+
+@pytest.mark.filterwarnings("ignore:.*never:UserWarning", "ignore:.*learned:UserWarning")
+def test_an_inverse_that_changes_numbers_has_draws_alone():
+    network = nn.Linear(2, 1, bias=False).double()
+    posterior = bayesify.convert(network, BayesAdapter(start_std=(0.5, 0.5)), likelihood=Gaussian(0.1))
+    x, views = torch.randn(3, 2, dtype=F64), Views("identity", View(torch.neg, inverse=torch.neg))
+    found = bayesify.predict(posterior, x, views=views, num_draws=4000)
+    torch.testing.assert_close(found.epistemic, 0.25 * x.square().sum(1), rtol=0.1, atol=0)
+    with pytest.raises(ValueError, match="not their places alone"):
+        bayesify.predict(posterior, x, views=views, how="streamlined")
 
 
 def test_the_views_of_numbers_differ_by_a_variance():

@@ -44,6 +44,7 @@ class Gaussian(Likelihood):
         super().__init__()
         self.noise_std = noise_std
         self.num_outputs = num_outputs
+        self.side_by_side = 2 if noise_std == "head" else 1
         self.register_buffer("variance_scale", torch.ones(()))
         if noise_std is None:
             self.log_noise = nn.Parameter(torch.zeros(()))

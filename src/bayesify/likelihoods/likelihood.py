@@ -60,10 +60,13 @@ class Likelihood(nn.Module, ABC):
 
     Attributes:
         ignore_index: The label of positions that do not count.
+        side_by_side: How many tensors stand side by side in the outputs' last dimension: two, means and log variances,
+            where the noise has a head.
     """
 
     kind: ClassVar[str]
     ignore_index: int = IGNORED
+    side_by_side: int = 1
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Register the kind for configuration files."""

@@ -27,7 +27,7 @@ from bayesify.prediction.outputs import OutputMoments, prediction_of
 from bayesify.prediction.predictors import Predictor, Streamlined
 from bayesify.prediction.streamlined import MomentsPass
 from bayesify.prediction.streamlined.moments import NoRuleError
-from bayesify.prediction.views import ONE, Views, dense_dims
+from bayesify.prediction.views import ONE, Views
 
 __all__ = ["OnePass", "Scale", "one_pass_of"]
 
@@ -212,7 +212,7 @@ class OnePass:
                 made = OutputMoments(
                     mean, variance, self.words, covariance, component.weight, component.part, index
                 ).times(scale * factor)
-                found.append(made.undone(view, dense_dims(likelihood, mean, inputs)))
+                found.append(made.undone(view, likelihood, inputs))
         return found
 
     def _moments(

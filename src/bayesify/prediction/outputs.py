@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from bayesify.likelihoods import Likelihood
 from bayesify.likelihoods.categorical import independent_variances
 from bayesify.likelihoods.prediction import Prediction
-from bayesify.prediction.views import View
+from bayesify.prediction.views import View, dense_dims, taken_back
 
 __all__ = ["OutputMoments", "independent_variances", "prediction_of"]
 
@@ -44,8 +46,9 @@ class OutputMoments:
         variance = None if self.variance is None else self.variance * scale
         return replace(self, variance=variance, covariance=None if self.covariance is None else self.covariance * scale)
 
-    def undone(self, view: View, dims: tuple[int, int] | None) -> OutputMoments:
+    def undone(self, view: View, likelihood: Likelihood, inputs: Any) -> OutputMoments:
         """Return the moments as they belong to the inputs as they are, of which the network saw a view."""
+        dims = dense_dims(likelihood, self.mean, inputs)
         if dims is None and view.inverse is None:
             return self
         if self.covariance is not None:
@@ -53,7 +56,23 @@ class OutputMoments:
                 "Covariances of maps of outputs cannot be taken back from a view. Use how='sampling' with views here."
             )
         assert self.variance is not None
-        return replace(self, mean=view.undo(self.mean, dims), variance=view.undo(self.variance, dims))
+        if view.inverse is not None:
+            _require_places_alone(view.inverse, self.mean)
+        mean, variance = (taken_back(view, one, likelihood, inputs, dims=dims) for one in (self.mean, self.variance))
+        return replace(self, mean=mean, variance=variance)
+
+
+def _require_places_alone(inverse: Callable[[Tensor], Tensor], mean: Tensor) -> None:
+    """Refuse an inverse that changes numbers: variances would change otherwise. Seen in main memory, without waiting."""
+    if torch.compiler.is_compiling():  # values are not known, and the posterior predicted before
+        return
+    shape = (1, *mean.shape[1:])
+    same = (torch.full(shape, float(value), dtype=mean.dtype) for value in range(2))
+    if not all(bool((inverse(one) == one.flatten()[0]).all()) for one in same):
+        raise ValueError(
+            "The view's inverse changes the outputs' numbers, and not their places alone, so that their variances "
+            "cannot be taken back. Use how='sampling' with it."
+        )
 
 
 def prediction_of(

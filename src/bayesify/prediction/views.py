@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from bayesify.laws import Key
 from bayesify.likelihoods import Likelihood, Stream
 from bayesify.likelihoods.prediction import Prediction
 
-__all__ = ["ONE", "Seen", "View", "Views", "as_views", "dense_dims"]
+__all__ = ["ONE", "Seen", "View", "Views", "as_views", "dense_dims", "taken_back"]
 
 Dims = tuple[int, int]
 _SHIFT = re.compile(r"shift\(\s*(-?\d+)\s*,\s*(-?\d+)\s*\)")
@@ -50,12 +51,13 @@ class View:
         """Return what a network sees of the inputs."""
         return self.forward(inputs)
 
-    def undo(self, outputs: Tensor, dims: Dims | None) -> Tensor:
+    def undo(self, outputs: Tensor, dims: Dims | None, size: Dims | None = None) -> Tensor:
         """Return outputs as they belong to the inputs as they are.
 
         Args:
             outputs: Of the network for the inputs that it saw.
             dims: Where height and width are in them, counted from the end; None where outputs have no places.
+            size: Height and width of the image, of which the map may be coarser; None takes the map's.
         """
         if self.inverse is not None:
             return self.inverse(outputs)
@@ -93,23 +95,34 @@ class _Image(View):
             moved = _moved(moved, step, (-2, -1), 1)
         return map_tensors(lambda t: moved if t is image else t, inputs)
 
-    def undo(self, outputs: Tensor, dims: Dims | None) -> Tensor:
+    def undo(self, outputs: Tensor, dims: Dims | None, size: Dims | None = None) -> Tensor:
         if dims is not None:
             for step in reversed(self.steps):
-                outputs = _moved(outputs, step, dims, -1)
+                outputs = _moved(outputs, step, dims, -1, size)
         return outputs
 
 
-def _moved(x: Tensor, step: str, dims: Dims, sign: int) -> Tensor:
-    """Return an image after one step, or after what takes the step back: pixels that a shift lacks are the border's."""
+def _moved(x: Tensor, step: str, dims: Dims, sign: int, size: Dims | None = None) -> Tensor:
+    """Return an image after one step, or after what takes the step back: pixels that a shift lacks are the border's.
+
+    Steps are in pixels of an image of the size given, of which x may be a coarser or finer map.
+    """
     if step in ("mirror", "flip"):
         return x.flip(dims[1] if step == "mirror" else dims[0])
     match = _SHIFT.fullmatch(step)
     assert match is not None
-    for dim, by in zip(dims, match.groups(), strict=True):
-        if int(by):
-            places = torch.arange(x.shape[dim], device=x.device) - sign * int(by)
-            x = x.index_select(dim, places.clamp(0, x.shape[dim] - 1))
+    for index, dim in enumerate(dims):
+        length = x.shape[dim]
+        pixels = length if size is None else size[index]
+        by, rest = divmod(int(match[index + 1]) * length, pixels)
+        if rest:
+            raise ValueError(
+                f"The network's map has {length} places for {pixels} pixels, so that {step!r} is no whole number of "
+                "them and cannot be taken back. Shift by whole places, or take 'mirror' and 'flip'."
+            )
+        if by:
+            places = torch.arange(length, device=x.device) - sign * by
+            x = x.index_select(dim, places.clamp(0, length - 1))
     return x
 
 
@@ -211,12 +224,13 @@ class Views:
                 f"{len(keys)} draws cannot see {number} views, which take turns. Give num_draws={number} or more."
             )
         found: list[list[Key]] = [[] for _ in range(number)]
-        turns: dict[tuple[int, ...], int] = {}
+        turns: dict[tuple[int, ...], list[int]] = {}
         for key in keys:
-            # Parts begin with different views, so that those of single draws are spread over the views too.
-            turn = turns.setdefault(key.path, len(turns) % number)
-            found[turn % number].append(key)
-            turns[key.path] = turn + 1
+            # Of the views that its part has seen least, the one that all have seen least: none is left out.
+            own = turns.setdefault(key.path, [0] * number)
+            view = min(range(number), key=lambda index: (own[index], len(found[index])))
+            found[view].append(key)
+            own[view] += 1
         return list(enumerate(found))
 
 
@@ -251,19 +265,52 @@ def as_views(views: Views | Sequence[Any] | str | None, own: Views | None = None
 def dense_dims(likelihood: Likelihood, output: Tensor, inputs: Any) -> Dims | None:
     """Return where height and width are in outputs (B, ...), counted from the end; None where they are no map.
 
-    A map has two dimensions or more beside batch and classes; numbers (B, H, W) are one where that is the images' size.
+    A map has two dimensions or more beside batch and classes. Numbers have no dimension of classes, and are looked at
+    for the images' size, or its proportions; (B, H, W) is a map only where it is the images' size.
     """
+    own = output.shape[-1] // likelihood.side_by_side  # of means, without the log variances beside them
+    shape = [*output.shape[:-1], own]
     classes = likelihood.softmax_dim(output.ndim)
     free = [dim for dim in range(1, output.ndim) if classes is None or dim != classes % output.ndim]
-    if len(free) < 2 or (classes is None and output.ndim == 3 and not _of_size(inputs, output.shape[1:])):
-        return None
-    return free[-2] - output.ndim, free[-1] - output.ndim
+    pairs = list(pairwise(free))[::-1]
+    if classes is None and pairs:
+        size = _image_size(inputs)
+        same = [pair for pair in pairs if size == (shape[pair[0]], shape[pair[1]])]
+        if not same and output.ndim == 3:
+            return None
+        alike = [pair for pair in pairs if size is not None and _alike(shape[pair[0]], shape[pair[1]], size)]
+        pairs = [*same, *alike, *(pairs[1:] if shape[-1] == 1 else pairs)]
+    return (pairs[0][0] - output.ndim, pairs[0][1] - output.ndim) if pairs else None
 
 
-def _of_size(inputs: Any, size: Sequence[int]) -> bool:
+def _alike(height: int, width: int, size: Dims) -> bool:
+    """Return whether a map is a coarser or finer one of an image."""
+    whole = height and width and (size[0] % height == 0 or height % size[0] == 0)
+    return bool(whole) and height * size[1] == width * size[0]
+
+
+def _image_size(inputs: Any) -> Dims | None:
+    """Return height and width of the image among the inputs, which views move."""
     found: list[Tensor] = []
     map_tensors(lambda t: found.append(t) if t.is_floating_point() and t.ndim >= 3 else None, inputs)
-    return bool(found) and found[0].shape[-2:] == torch.Size(size)
+    return (found[0].shape[-2], found[0].shape[-1]) if found else None
+
+
+def taken_back(view: View, outputs: Tensor, likelihood: Likelihood, inputs: Any, *, dims: Dims | None) -> Tensor:
+    """Return outputs (..., B, *outputs) for a view as they belong to the inputs as they are.
+
+    Args:
+        view: What the network saw.
+        outputs: Of the network for it.
+        likelihood: What they mean.
+        inputs: As they are.
+        dims: From `dense_dims`.
+    """
+    # Two maps side by side, of means and of log variances, are moved each on its own.
+    number = likelihood.side_by_side if dims is not None and dims[1] == -1 else 1
+    size = None if dims is None else _image_size(inputs)
+    found = [view.undo(one, dims, size) for one in outputs.chunk(number, -1)]
+    return found[0] if number == 1 else torch.cat(found, -1)
 
 
 class Seen(Stream):
@@ -283,7 +330,8 @@ class Seen(Stream):
     def add(self, outputs: Tensor, *, part: int = 0, view: int = 0) -> None:
         """Add outputs (S, B, ...)."""
         del view
-        outputs = self.view.undo(outputs, dense_dims(self.likelihood, outputs[0], self.inputs))
+        dims = dense_dims(self.likelihood, outputs[0], self.inputs)
+        outputs = taken_back(self.view, outputs, self.likelihood, self.inputs, dims=dims)
         self.stream.add(outputs, part=part, view=self.index)
 
     def result(self) -> Prediction:
