@@ -83,8 +83,45 @@ def test_a_mixture_of_predictions_is_pooled_as_all_draws_are(a):
 
 def test_differently_pooled_predictions_do_not_mix():
     logits = draws(2, 3, 4)
-    with pytest.raises(ValueError, match="pooled differently"):
-        Prediction.mixture([Categorical(exponent=a).from_samples(logits) for a in (0.0, 0.5)], [0.5, 0.5])
+    for exponents in ((0.0, 0.5), (1.0, 0.0), (0.0, 1.0)):
+        parts = [Categorical(exponent=a).from_samples(logits) for a in exponents]
+        with pytest.raises(ValueError, match="pooled differently"):
+            Prediction.mixture(parts, [0.5, 0.5])
+        with pytest.raises(ValueError, match="pooled differently"):
+            Prediction.join(parts)
+
+
+def test_classes_that_are_ruled_out_have_no_say_in_temperatures_and_exponent():
+    logits, labels = draws(4, 60, 3), torch.arange(60) % 3
+    more = torch.cat([logits, torch.full((4, 60, 1), -torch.inf, dtype=logits.dtype)], -1)
+    options = {"parts": [0, 0, 1, 1], "pooling": "power", "temperatures": "each"}
+    plain, masked = Categorical().double(), Categorical().double()
+    plain.calibrate([(logits, labels)], **options)
+    masked.calibrate([(more, labels)], **options)
+    torch.testing.assert_close(masked.temperature, plain.temperature, rtol=1e-4, atol=0)
+    assert masked.exponent == pytest.approx(plain.exponent, rel=1e-4)
+
+
+def test_temperatures_of_each_part_need_draws_of_each():
+    network, x = torch.nn.Linear(2, 2), torch.randn(30, 2)
+    posterior = bayesify.convert(network, bayesify.IBNN(components=3))
+    seed = next(seed for seed in range(20) if [key.path[0] for key in posterior.keys(2, seed)] == [0, 1])
+    with pytest.raises(ValueError, match="num_draws=3 or more"):
+        bayesify.calibrate(posterior, [(x, x.argmax(1))], num_draws=2, seed=seed, temperatures="each")
+    bayesify.calibrate(posterior, [(x, x.argmax(1))], num_draws=2, seed=seed)
+    assert posterior.likelihood.temperature.ndim == 0
+
+
+def test_inference_mode_around_it_changes_nothing():
+    x = torch.randn(30, 2)
+    posteriors = [bayesify.convert(torch.nn.Linear(2, 2), bayesify.IBNN(components=2)) for _ in range(2)]
+    posteriors[1].load_state_dict(posteriors[0].state_dict())
+    options = {"pooling": "power", "temperatures": "each"}
+    bayesify.calibrate(posteriors[0], [(x, x.argmax(1))], **options)
+    with torch.inference_mode():
+        bayesify.calibrate(posteriors[1], [(x.clone(), x.argmax(1))], **options)
+    assert torch.equal(posteriors[0].likelihood.temperature, posteriors[1].likelihood.temperature)
+    assert not posteriors[1].likelihood.temperature.is_inference()
 
 
 def test_each_part_has_its_temperature():

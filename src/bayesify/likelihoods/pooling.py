@@ -33,6 +33,7 @@ LOWEST, HIGHEST = -4.0, 4.0  # of the logarithm of a temperature
 CROSS_VALIDATED = 2**19  # numbers of the draws' logits, at most: more examples do not change which way is best
 AT_ONCE = 2**22  # numbers at a time
 STEPS = 40
+RULED_OUT = -1e30  # stands for -inf, whose slope in a temperature is no number
 
 
 class PowerMean:
@@ -176,6 +177,7 @@ class _Way:
 
 def _descended(logs: Tensor, exponent: float | None, logits: Tensor, labels: Tensor, parts: Tensor) -> Pooled:
     """Minimise the NLL in several numbers, by L-BFGS."""
+    logits = logits.clamp_min(RULED_OUT)
     logs = logs.to(logits.device).requires_grad_()
     inner = torch.zeros((), dtype=torch.float64, device=logits.device, requires_grad=exponent is None)
     known = [logs] if exponent is not None else [logs, inner]
@@ -278,6 +280,8 @@ def held_out_nll(
     ways = _ways(pooling, temperatures, len(logits), int(of.max()) + 1)
     way = ways[0] if len(ways) == 1 else _chosen(ways, logits, labels, of, examples, start)
     folds, number = folds_of(examples)
+    if number < 2:
+        raise ValueError("Calibration on other examples needs at least two, and there is one. Give more.")
     return _per_example(_compared([way], logits, labels, of, folds, number, examples, start)[1][0], examples)
 
 

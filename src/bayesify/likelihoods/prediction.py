@@ -63,6 +63,8 @@ class Prediction(Displayed):
         first = parts[0]
         if len(parts) == 1:
             return first
+        if len({(type(part), getattr(part, "exponent", 1.0)) for part in parts}) > 1:
+            raise ValueError("Predictions of another kind, or whose draws were pooled differently, cannot be joined.")
         joined = {
             name: torch.cat([getattr(part, name) for part in parts], dim=1 if name == "samples" else 0)
             for name, _ in first._fields()
@@ -309,6 +311,8 @@ class ClassificationPrediction(Prediction):
         return self.logits_variance.sum(-1)
 
     def _mixed(self, parts: Sequence[Prediction], weights: Sequence[float]) -> ClassificationPrediction:
+        if any(getattr(part, "exponent", None) != self.exponent for part in parts):
+            raise ValueError("Predictions whose draws were pooled differently cannot be mixed. Calibrate them alike.")
         each = torch.stack([_average_of(part) for part in parts])
         known = all(getattr(part, "logits_variance", None) is not None for part in parts)
         means = _stacked(parts, "logits_mean") if known else each
@@ -333,8 +337,6 @@ class ClassificationPrediction(Prediction):
 
     def _pooled(self, parts: Sequence[Prediction], weights: Sequence[float], a: float) -> ClassificationPrediction:
         """Return the average with the parts' power mean, (sum_k w_k E_k[p^a])^(1/a), in its place."""
-        if any(getattr(part, "exponent", None) != a for part in parts):
-            raise ValueError("Predictions whose draws were pooled differently cannot be mixed. Calibrate them alike.")
         inside = _stacked(parts, "log_probs") + _stacked(parts, "normaliser")[..., None]
         if a:
             shares = inside.new_tensor(weights).log().view(-1, *(1,) * (inside.ndim - 1))

@@ -22,6 +22,7 @@ __all__ = ["Outputs", "calibrate", "draws_of"]
 
 
 @renamed(num_samples="num_draws")
+@torch.inference_mode(False)
 def calibrate(
     posterior: Posterior,
     val_loader: Iterable[Any],
@@ -70,6 +71,13 @@ def calibrate(
     check_pooling(pooling, temperatures)
     seen = as_views(views, posterior.views)
     found = draws_of(posterior, val_loader, seen, num_draws=num_draws, seed=seed)
+    there, wanted = len(set(found.parts)), posterior.law.num_parts
+    if there < wanted and temperatures == "each":
+        raise ValueError(
+            f"temperatures='each' needs draws of all {wanted} parts, and {len(found.parts)} draws are of {there} of "
+            f"them. Give num_draws={wanted} or more, or temperatures='one'."
+        )
+    temperatures = "one" if there < wanted else temperatures
     posterior.likelihood.calibrate(found.batches, parts=found.parts, pooling=pooling, temperatures=temperatures)
     if views is not None:
         posterior.views = seen

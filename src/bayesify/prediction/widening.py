@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from bayesify._core.inputs import as_loader
 from bayesify.laws import Posterior, Refusal, require_posterior
 from bayesify.prediction.trials import Trial, judge
@@ -52,6 +54,7 @@ class Widening:
         return "\n".join(lines)
 
 
+@torch.inference_mode(False)
 def widen(
     posterior: Posterior,
     val_loader: Iterable[Any],
