@@ -147,10 +147,53 @@ def test_it_is_kept(tmp_path):
         ({"val": []}, ValueError, "gave no batch"),
         ({"val": iter(symmetric(100))}, TypeError, "several times"),
         ({"val": [(torch.randn(5, 1, 4, 4), torch.zeros(5).long())]}, ValueError, "5 validation examples are too few"),
+        ({"val": [(torch.randn(1, 1, 4, 4), torch.zeros(1).long())]}, ValueError, "1 validation examples are too few"),
+        ({"val": [(torch.full((30, 1, 4, 4), torch.nan), torch.zeros(30).long())]}, ValueError, "NLL is not finite"),
     ],
-    ids=["passes", "epochs", "empty", "iterator", "few"],
+    ids=["passes", "epochs", "empty", "iterator", "few", "one", "nan"],
 )
 def test_bad_input_gets_a_sentence(options, error, words):
     val = options.pop("val", symmetric(100))
     with pytest.raises(error, match=words):
         choose(Sided(), val, **options)
+
+
+def test_views_may_be_given_as_texts_and_too_many_are_said():
+    found = choose(Sided(), symmetric(100), views=["identity,mirror", "identity,mirror,flip"], verbose=False).choice
+    tried = {one.views: one.reason for one in found.candidates if one.name.startswith("plain, ")}
+    assert tried[Views("identity", "mirror")] is None
+    assert tried[Views("identity", "mirror", "flip")] == "3 views cost more than passes=2"
+    alone = choose(Sided(), symmetric(100), views=Views("identity", "flip"), verbose=False).choice
+    assert [one.views for one in alone.candidates][1] == Views("identity", "flip")
+
+
+def test_it_can_be_called_in_inference_mode():
+    network = Sided().train()
+    with torch.inference_mode():
+        posterior = choose(network, symmetric(100), verbose=False)
+    assert network.training
+    assert not any(tensor.is_inference() for tensor in [*posterior.parameters(), *posterior.buffers()])
+    expected = choose(network, symmetric(100), verbose=False)
+    assert posterior.choice == expected.choice
+
+
+def test_coarser_maps_have_reflections_and_no_shifts():
+    network = nn.Sequential(nn.Conv2d(1, 2, 1), nn.AvgPool2d(4))
+    generator = torch.Generator().manual_seed(0)
+    val = [(torch.randn(30, 1, 8, 8, generator=generator), torch.randint(2, (30, 2, 2), generator=generator))]
+    names = [one.name for one in choose(network, val, passes=4, verbose=False).choice.candidates]
+    assert names[1:3] == ["plain, identity, mirror", "plain, identity, flip"]
+    assert not any("shift" in name for name in names)
+
+
+def test_images_of_bytes_are_taken_as_they_are():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = Sided()
+
+        def forward(self, x):
+            return self.head(x.float() / 255)
+
+    val = [(torch.randint(256, (30, 1, 4, 4), dtype=torch.uint8), torch.arange(30) % 2)]
+    assert choose(Scaled(), val, passes=2, verbose=False).views == Views("identity")

@@ -9,17 +9,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from bayesify._core.inputs import as_loader
-from bayesify._core.trees import batch_rows, first_tensor
+from bayesify._core.trees import batch_rows, first_tensor, to_device
 from bayesify.conversion import convert, ensemble
 from bayesify.fitting import fit
 from bayesify.laws import Posterior, Refusal
 from bayesify.likelihoods import Likelihood, as_likelihood
 from bayesify.likelihoods.pooling import Pooling
 from bayesify.methods import MAP, BayesAdapter, DeepEnsemble, Laplace, MCDropout, Method
-from bayesify.prediction import Views
+from bayesify.prediction import Views, as_views, posterior_device
 from bayesify.prediction.calibration import Outputs, calibrate, draws_of
 from bayesify.prediction.widening import widen
 
@@ -88,6 +89,7 @@ class Choice:
         return "\n".join(lines)
 
 
+@torch.inference_mode(False)
 def choose(
     network: nn.Module,
     val_loader: Iterable[Any],
@@ -96,7 +98,7 @@ def choose(
     loader: Iterable[Any] | None = None,
     epochs: int = 0,
     likelihood: str | Likelihood = "classification",
-    views: Sequence[Views] | None = None,
+    views: Sequence[Views | Sequence[Any] | str] | None = None,
     seed: int = 0,
     verbose: bool = True,
 ) -> Posterior:
@@ -116,7 +118,8 @@ def choose(
         loader: Training data, for what needs a look at them, or learns.
         epochs: How many plain epochs fitting may cost; 0 trains nothing.
         likelihood: What the outputs mean, as in `convert`.
-        views: Sets of views to try; None takes reflections and shifts for images (B, C, H, W), and none for others.
+        views: Sets of views to try, each as in `predict`; None takes reflections and shifts for images (B, C, H, W),
+            and none for others.
         seed: Of all that is random.
         verbose: Whether to print the table.
 
@@ -169,25 +172,34 @@ class _Trials:
         batch = next(iter(batches), None)
         if batch is None:
             raise ValueError("The validation loader gave no batch. Check its data set and sampler.")
-        self.example = self.plain.split_batch(batch)[0]
+        self.example = self.plain.split_batch(to_device(batch, posterior_device(self.plain)))[0]
 
     def converted(self, method: Method, include: list[str] | None = None) -> Posterior:
         return convert(self.network, method, include=include, likelihood=copy.deepcopy(self.likelihood))
 
     # -- the network as it is -------------------------------------------------------------------------------------
 
-    def look(self, given: Sequence[Views] | None) -> None:
+    def look(self, given: Sequence[Any] | None) -> None:
         """Try the plain network, and what it says of views."""
         image = first_tensor(self.example)
-        searched = given is None and self.passes > 1 and image is not None and image.ndim == 4
+        searched = given is None and self.passes > 1 and image is not None and _is_image(image)
         names = _names(self.passes) if searched else ["identity"]
-        seen = draws_of(self.plain, self.batches, Views(*names))
+        try:
+            seen = draws_of(self.plain, self.batches, Views(*names))
+        except ValueError:  # a coarser map cannot be taken back from a shift by a pixel
+            names = names[:3]
+            seen = draws_of(self.plain, self.batches, Views(*names))
+        _require_enough(sum(len(target) for _, target in seen.batches))
         self.judge(PLAIN, self.plain, IDENTITY, 1, seen=_some(seen, [0]))
-        if len(self.scores[PLAIN]) < LEAST:
-            raise ValueError(f"{len(self.scores[PLAIN])} validation examples are too few: give at least {LEAST}.")
-        for views in given or ():
+        _require_enough(len(self.scores[PLAIN]))
+        for views in [given] if isinstance(given, Views | str) else given or ():
+            views = as_views(views)
+            name = f"plain, {views}"
             if len(views) <= self.passes:
-                self.judge(f"plain, {views}", self.plain, views, len(views))
+                self.judge(name, self.plain, views, len(views))
+            else:
+                reason = f"{len(views)} views cost more than passes={self.passes}"
+                self.candidates.append(Candidate(name, len(views), views=views, reason=reason))
         for chosen in _grown(self.plain.likelihood, seen, names, self.passes) if searched else ():
             own = _some(seen, [names.index(name) for name in chosen])
             self.judge(f"plain, {', '.join(chosen)}", self.plain, Views(*chosen), len(chosen), seen=own)
@@ -277,6 +289,14 @@ class _Trials:
         if seen is None:
             seen = draws_of(posterior, self.batches, views, num_draws=draws, seed=self.seed)
         scores = posterior.likelihood.held_out_nll(seen.batches, parts=seen.parts).cpu()
+        if not bool(scores.isfinite().all()):
+            if name == PLAIN:
+                raise ValueError(
+                    "The network's validation NLL is not finite: its outputs are not, or it rules out the class of a "
+                    "label. Check the inputs, the labels and the network's weights."
+                )
+            self.candidates.append(Candidate(name, passes, epochs, views=views, reason="its NLL is not finite"))
+            return
         self.scores[name], self.posteriors[name] = scores, (posterior, draws)
         gain = _mean_and_error(self.scores[PLAIN] - scores)
         self.candidates.append(Candidate(name, passes, epochs, *_mean_and_error(scores), *gain, views))
@@ -303,6 +323,15 @@ class _Trials:
         return posterior
 
 
+def _is_image(tensor: Tensor) -> bool:
+    return tensor.ndim == 4 and tensor.is_floating_point()
+
+
+def _require_enough(examples: int) -> None:
+    if examples < LEAST:
+        raise ValueError(f"{examples} validation examples are too few: give at least {LEAST}.")
+
+
 def _names(passes: int) -> list[str]:
     """Return the views of images that sets are made of."""
     names = ["identity", "mirror", "flip"]
@@ -324,7 +353,7 @@ def _grown(likelihood: Likelihood, seen: Outputs, names: Sequence[str], passes: 
     first = [["identity", "mirror"], ["identity", "flip"]]
     yield from first
     best = min(first, key=nll)
-    rest = _pairs()
+    rest = [pair for pair in _pairs() if set(pair) <= set(names)]
     while len(best) + 2 <= passes and rest:
         sets = [[*best, *(name for name in pair if name not in best)] for pair in rest]
         index = min(range(len(sets)), key=lambda index: nll(sets[index]))
