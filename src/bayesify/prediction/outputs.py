@@ -63,7 +63,7 @@ class OutputMoments:
 
 
 def _require_places_alone(inverse: Callable[[Tensor], Tensor], mean: Tensor) -> None:
-    """Refuse an inverse that changes numbers: variances would change otherwise. Seen in main memory, without waiting."""
+    """Refuse an inverse that changes numbers, with which variances change otherwise; seen in main memory."""
     if torch.compiler.is_compiling():  # values are not known, and the posterior predicted before
         return
     shape = (1, *mean.shape[1:])
