@@ -286,3 +286,19 @@ def test_a_loop_goes_on_from_its_state():
         assert torch.equal(tensor, second.state_dict()[name]), name
     with pytest.raises(ValueError, match=r"begin it with learner.optimizer\(1\)"):
         learner.load_state_dict({**state[2], "stage": 1})
+
+
+def test_an_unfinished_posterior_cannot_be_saved_as_if_it_were_finished(tmp_path):
+    """A folder does not remember that its loop had not ended, so that it would predict when it is loaded."""
+    data = loader(EXAMPLE, 12)
+    posterior = bayesify.convert(EXAMPLE.network(), SWAG(rank=2))
+    Objective(posterior, num_data=12)(next(iter(data))).backward()
+    with pytest.raises(ValueError, match=r"was not finished.*Learner"):
+        bayesify.save(posterior, tmp_path / "posterior")
+    assert not (tmp_path / "posterior").exists()
+
+
+@pytest.mark.parametrize("wrong", [0, -1, None, "12", 2.5])
+def test_a_wrong_number_of_examples_is_said_at_once(wrong):
+    with pytest.raises(ValueError, match="num_data is the number of training examples, a whole number"):
+        Objective(bayesify.convert(nn.Linear(2, 2), BayesAdapter()), num_data=wrong)

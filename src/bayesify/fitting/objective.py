@@ -44,6 +44,8 @@ class Objective(nn.Module):
     def __init__(self, posterior: Posterior, *, num_data: int, regularizer: OODRegularizer | None = None) -> None:
         super().__init__()
         require_posterior(posterior)
+        if not isinstance(num_data, int) or num_data < 1:
+            raise ValueError(f"num_data is the number of training examples, a whole number, but it is {num_data!r}.")
         posterior.require_method().learning(posterior)  # chains are parameters, which wrappers must find
         self.posterior = posterior
         self.num_data = num_data

@@ -47,7 +47,8 @@ def save(posterior: Posterior, path: str | Path) -> None:
         path: A folder; made if it does not exist.
 
     Raises:
-        ValueError: The folder has a `config.json` that is not a posterior's.
+        ValueError: The folder has a `config.json` that is not a posterior's, or a loop of one's own has begun that
+            `Learner.finish` did not end.
 
     Example:
         >>> import tempfile
@@ -59,6 +60,8 @@ def save(posterior: Posterior, path: str | Path) -> None:
         mc-dropout
     """
     require_posterior(posterior)
+    if posterior.unfinished:  # which the files would not remember
+        raise ValueError(posterior.learned)
     state = kept(posterior)
     marks = {name: fingerprint(tensor) for name, tensor in state.items()}
     network = {name: posterior.origin[mark] for name, mark in marks.items() if mark in posterior.origin}
