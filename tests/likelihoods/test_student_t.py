@@ -207,3 +207,17 @@ def test_what_is_learned_is_saved(tmp_path):
     loaded = load(tmp_path / "posterior", network).likelihood
     for name in ("dof", "scale", "variance_scale"):
         assert torch.equal(getattr(loaded, name), getattr(posterior.likelihood, name)), name
+
+
+def test_degrees_of_freedom_that_reach_2_leave_a_finite_variance():
+    """As heavy tails without a variance make them; in float32, 2 + exp(-18) is 2."""
+    likelihood = StudentT(scale=1.0)
+    with torch.no_grad():
+        likelihood.log_excess.fill_(-18.0)
+    prediction = likelihood.from_gaussian(torch.zeros(2, 1), torch.zeros(2, 1))
+    targets = torch.tensor([0.0, 3.0])
+    assert prediction.variance.isfinite().all()
+    expected = stats.t.logpdf(targets, likelihood.dof.item())
+    np.testing.assert_allclose(prediction.log_prob(targets), expected, rtol=1e-6)
+    with pytest.raises(ValueError, match="above 2, by 1e-05 or more"):
+        StudentT(2.0000001)

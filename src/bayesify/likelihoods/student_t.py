@@ -20,6 +20,8 @@ from bayesify.likelihoods.student_prediction import StudentPrediction
 
 __all__ = ["StudentT"]
 
+LEAST = 1e-5  # degrees of freedom above 2, as float32 can tell: at 2 the variance is infinite
+
 
 class StudentT(Likelihood):
     """Numbers y = f(x) + scale t, t of Student's distribution: regression that outliers do not spoil.
@@ -44,10 +46,10 @@ class StudentT(Likelihood):
 
     def __init__(self, dof: float | None = None, *, scale: float | None = None) -> None:
         super().__init__()
-        if dof is not None and not 2 < dof < math.inf:
+        if dof is not None and not 2 + LEAST <= dof < math.inf:
             raise ValueError(
-                f"dof must be None or a number above 2, below which noise has no variance, but it is {dof!r}. For "
-                "infinitely many use likelihood='regression'."
+                f"dof must be None or a number above 2, by {LEAST:g} or more, since there noise has a variance, "
+                f"but it is {dof!r}. For infinitely many use likelihood='regression'."
             )
         if scale is not None and not 0 < scale < math.inf:
             raise ValueError(f"scale must be None or a positive number, but it is {scale!r}.")
@@ -60,9 +62,9 @@ class StudentT(Likelihood):
 
     @property
     def dof(self) -> Tensor:
-        """Return the degrees of freedom, 2 + exp(log_excess) where they are learned."""
+        """Return the degrees of freedom; where they are learned, 2 + exp(log_excess), or 1e-5 for the latter."""
         fixed = self.fixed["dof"]
-        return 2 + self.log_excess.exp() if fixed is None else self.variance_scale.new_tensor(fixed)
+        return 2 + self.log_excess.exp().clamp_min(LEAST) if fixed is None else self.variance_scale.new_tensor(fixed)
 
     @property
     def scale(self) -> Tensor:
