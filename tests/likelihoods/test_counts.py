@@ -7,8 +7,18 @@ import pytest
 import torch
 from scipy import stats
 
-from bayesify import CountPrediction, NegativeBinomial, Poisson, Prediction, RegressionPrediction, convert, load, save
-from bayesify.likelihoods import as_likelihood, likelihood_from_dict
+from bayesify import (
+    CountPrediction,
+    NegativeBinomial,
+    Poisson,
+    Prediction,
+    RegressionPrediction,
+    convert,
+    evaluate,
+    load,
+    save,
+)
+from bayesify.likelihoods import as_likelihood, count_prediction, likelihood_from_dict
 from bayesify.likelihoods.count_prediction import count_cdf, count_log_prob
 from bayesify.methods import MAP
 from tests.marks import slow_but
@@ -302,3 +312,29 @@ def test_the_calibration_is_saved(likelihood, tmp_path):
     likelihood.set_dispersion(0.123)
     save(posterior, tmp_path / "posterior")
     assert load(tmp_path / "posterior", network).likelihood.dispersion.item() == pytest.approx(0.123)
+
+
+def test_a_rate_of_zero_is_never_anything_else():
+    rates = torch.tensor([[-200.0, 1.0]]).view(1, 2, 1)  # exp(-200) is 0 in float32
+    prediction = Poisson().from_samples(rates)
+    assert prediction.mean[0] == 0
+    assert [end[0].item() for end in prediction.interval(0.95)] == [0, 0]
+    found = evaluate(convert(torch.nn.Identity(), MAP(), likelihood=Poisson()), [(rates[0], torch.tensor([0, 3]))])
+    expected = -stats.poisson(prediction.mean).logpmf([0, 3]).mean()
+    assert found.metrics["nll"] == pytest.approx(expected, rel=1e-6)
+    assert found.metrics["coverage"] == 1
+
+
+def test_poissons_cumulated_probabilities_need_no_fraction(monkeypatch):
+    """Its steps grow with the root of the mean, and every row waits for the last."""
+    mean = torch.tensor([1e6], dtype=F64)
+    fractions = []
+    plain = count_prediction._fraction
+    monkeypatch.setattr(count_prediction, "_fraction", lambda x, a, b: fractions.append(x) or plain(x, a, b))
+    np.testing.assert_allclose(count_cdf(mean, mean, 1e15 + 0 * mean), stats.poisson(1e6).cdf(1e6), rtol=1e-6)
+    assert all((x == 0).all() for x in fractions)
+
+
+def test_an_infinite_count_is_none():
+    with pytest.raises(ValueError, match="whole numbers of at least 0, and they run from 1 to inf"):
+        Poisson().check(torch.zeros(2, 1), torch.tensor([1.0, math.inf]))

@@ -314,7 +314,7 @@ def _metrics(prediction: Prediction, targets: Tensor) -> dict[str, float]:
     if isinstance(prediction, RegressionPrediction):
         mean, variance = prediction.mean, prediction.variance
         metrics = {"rmse": measures.rmse(mean, targets)}
-        if bool((variance > 0).all()):
+        if prediction.discrete or bool((variance > 0).all()):  # a rate of 0 is a distribution too
             interval = prediction.interval(LEVEL)
             metrics["nll"] = -prediction.log_prob(targets).mean().item()
             if type(prediction) is RegressionPrediction:  # others are no Gaussians

@@ -167,7 +167,7 @@ def _of_numbers(prediction: RegressionPrediction, targets: Tensor) -> dict[str, 
     targets, mean, variance = as_double(targets), as_double(prediction.mean), as_double(prediction.variance)
     squares = weighted.mean((mean - targets).square())
     measures: dict[str, weighted.Weighted] = {"rmse": lambda weights: squares(weights).sqrt()}
-    if bool((variance > 0).all()):
+    if prediction.discrete or bool((variance > 0).all()):
         low, high = map(as_double, prediction.interval(LEVEL))
         measures["nll"] = weighted.mean(-prediction.log_prob(targets))
         measures["crps"] = weighted.mean(gaussian_crps(targets, mean, variance))

@@ -120,11 +120,12 @@ def count_cdf(count: Tensor, mean: Tensor, size: Tensor) -> Tensor:
     swap = x > (a + 1) / (a + b + 2)
     # x^r (1 - x)^(count + 1) / B(r, count + 1) is the probability of the count, times (r + count) (1 - x).
     front = count_log_prob(count, mean.log(), size) + torch.log(size + count) + rest.log()
-    one, two, at = torch.where(swap, b, a), torch.where(swap, a, b), torch.where(swap, rest, x)
+    few = mean < 1e-6 * size  # Poisson's, which need no fraction: it would be the slowest of all
+    one, two = torch.where(swap, b, a), torch.where(swap, a, b)
+    at = torch.where(swap, rest, x).where(~few, 0.0)
     found = front.exp() / (one * _fraction(at, one, two))
     found = torch.where(swap, 1 - found, found)
-    poisson = torch.special.gammaincc(b, mean)
-    return torch.where(mean < 1e-6 * size, poisson, found).clamp(0, 1)
+    return torch.where(few, torch.special.gammaincc(b, mean), found).clamp(0, 1)
 
 
 def _fraction(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -151,7 +152,7 @@ def _fraction(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 def _quantile(level: float, mean: Tensor, std: Tensor, size: Tensor) -> Tensor:
     """Return the least count whose cumulated probability reaches a level, by halving; NaN where the mean is."""
-    known = (mean > 0) & mean.isfinite() & std.isfinite()
+    known, none = (mean > 0) & mean.isfinite() & std.isfinite(), mean == 0
     mean, std, size = (torch.where(known, x, 1.0) for x in (mean, std, size))
     low = torch.full_like(mean, -1.0)
     high = torch.ceil(mean + std)
@@ -166,4 +167,4 @@ def _quantile(level: float, mean: Tensor, std: Tensor, size: Tensor) -> Tensor:
         inside = (middle > low) & (middle < high)
         high = torch.where(inside & reached, middle, high)
         low = torch.where(inside & ~reached, middle, low)
-    return torch.where(known, high, torch.nan)
+    return torch.where(known, high, torch.nan).where(~none, 0.0)

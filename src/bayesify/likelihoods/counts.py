@@ -42,7 +42,8 @@ class Counts(Likelihood):
     def check(self, output: Tensor, target: Tensor) -> None:
         """Raise where outputs and targets do not fit, or targets are no counts."""
         check_shapes(output, target, what="logarithm of a rate")
-        if has_wrong(target, (target >= 0) & (target == target.floor()) if target.is_floating_point() else target >= 0):
+        whole = target.isfinite() & (target == target.floor()) if target.is_floating_point() else True
+        if has_wrong(target, (target >= 0) & whole):
             raise ValueError(
                 f"Targets of a likelihood of counts must be whole numbers of at least 0, and they run from "
                 f"{target.min().item():g} to {target.max().item():g}. For other numbers use likelihood='regression'."
