@@ -89,6 +89,27 @@ def test_a_table_of_numbers_has_intervals():
     assert features.loc[1, "epistemic"] == 3
 
 
+@pytest.mark.parametrize("extra", [(), (2,)])
+def test_a_table_without_rows_has_its_columns(extra):
+    classes = Categorical(class_dim=-1).from_samples(torch.zeros(2, 0, *extra, 3)).to_pandas()
+    assert len(classes) == 0
+    assert list(classes.columns)[-3:] == ["probs_0", "probs_1", "probs_2"]
+    numbers = Gaussian(1.0).from_samples(torch.zeros(2, 0, *extra)).to_pandas()
+    assert list(numbers.columns) == ["mean", "std", "low", "high", "aleatoric", "epistemic"]
+    assert len(numbers) == 0
+
+
+def test_class_names_that_are_alike_do_not_lose_a_column():
+    with pytest.raises(ValueError, match=r"names of their own.*\['a', 'a', 'b', 'c'\]"):
+        classified().to_pandas(class_names=["a", "a", "b", "c"])
+
+
+def test_a_table_of_short_numbers_has_intervals():
+    one = torch.ones(2, dtype=torch.bfloat16)
+    table = RegressionPrediction(one, one, 0 * one).to_pandas()
+    np.testing.assert_allclose(table["high"], 1 + 1.96, rtol=0.01)
+
+
 def test_one_class_or_feature_is_a_column_with_a_number():
     features = FeaturePrediction(torch.tensor([[4.0]]), torch.ones(1, 1)).to_pandas()
     assert list(features.columns) == ["epistemic", "features_0", "variance_0"]

@@ -121,10 +121,11 @@ class Displayed:
         shape = self._shape()
         columns: dict[str, Any] = {}
         for name in self.columns:
-            values = self._array(name).reshape(math.prod(shape), -1)
+            array = self._array(name)
+            values = array.reshape(math.prod(shape), math.prod(array.shape[len(shape) :]))
             if name == "label":
                 columns[name] = [names[index] for index in values[:, 0]] if class_names else values[:, 0]
-            elif values.shape[1] == 1 and self._array(name).shape == shape:
+            elif array.shape == shape:
                 columns[name] = values[:, 0]
             else:
                 ends = names if len(names) == values.shape[1] else range(values.shape[1])
@@ -230,6 +231,8 @@ class Displayed:
             return [str(index) for index in range(number)]
         if len(class_names) != number:
             raise ValueError(f"There are {len(class_names)} class_names for {number} classes.")
+        if len(set(map(str, class_names))) < number:
+            raise ValueError(f"Classes need names of their own, but some of class_names are alike: {[*class_names]}.")
         return [str(name) for name in class_names]
 
     def _place(self, index: int | tuple[int, ...]) -> tuple[int, ...]:
@@ -255,7 +258,7 @@ def _require_pandas() -> Any:
 
 
 def _flat(x: Tensor) -> np.ndarray[Any, Any]:
-    found: np.ndarray[Any, Any] = x.detach().cpu().reshape(-1).numpy()
+    found: np.ndarray[Any, Any] = at_least_float32(x.detach().cpu()).reshape(-1).numpy()
     return found
 
 
