@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import bayesify
-from bayesify import Gaussian, compare, convert, evaluate
+from bayesify import Gaussian, Poisson, StudentT, compare, convert, evaluate
 from bayesify.evaluation import resampling
+from bayesify.evaluation.comparison import table
 
 TARGETS = torch.randint(3, (200,), generator=torch.Generator().manual_seed(0))
 LOGITS = 2 * torch.nn.functional.one_hot(TARGETS, 3) + torch.randn(200, 3, generator=torch.Generator().manual_seed(1))
@@ -125,3 +126,20 @@ def test_a_shuffled_loader_is_noticed():
     posterior = convert(torch.nn.Identity(), "map")
     with pytest.raises(ValueError, match="different targets"):
         bayesify.compare([evaluate(posterior, loader, name=name) for name in "ab"])
+
+
+def test_numbers_with_other_noise_can_be_compared_and_counts_with_counts_only():
+    counts = torch.arange(40.0) % 5
+    given = [(counts[:, None] + 0.3, counts)]
+
+    def measured(likelihood, name):
+        return evaluate(convert(torch.nn.Identity(), "map", likelihood=likelihood), given, name=name)
+
+    plain, heavy = measured(Gaussian(1.0), "gaussian"), measured(StudentT(4.0, scale=1.0), "student")
+    found = compare([plain, heavy])
+    assert found["student"]["nll"].value == heavy.metrics["nll"] - plain.metrics["nll"]
+    assert "crps" not in found["student"]
+    assert "student" in str(found)
+    assert "student" in table([plain, heavy])
+    with pytest.raises(ValueError, match="Counts have probabilities and other numbers have densities"):
+        compare([plain, measured(Poisson(), "poisson")])

@@ -137,6 +137,12 @@ def test_a_measure_that_is_infinite_has_an_infinite_end():
     assert found.to_dict() == {"value": None, "low": found.low, "high": None, "level": 0.95}
 
 
+def test_an_end_beside_minus_infinity_is_minus_infinity():
+    """As differences to a baseline whose NLL is infinite have."""
+    values = torch.tensor([-torch.inf, -torch.inf, *range(48)])
+    assert interval(3.0, values, 0.95) == Interval(3.0, -math.inf, pytest.approx(45.775), 0.95)
+
+
 def test_replicates_that_are_not_a_number_are_left_out_and_the_value_is_inside():
     values = torch.tensor([1.0, torch.nan, 2.0, 3.0] * 30)
     assert interval(2.0, values, 0.9) == Interval(2.0, 1.0, 3.0, 0.9)

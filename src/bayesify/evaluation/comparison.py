@@ -82,8 +82,14 @@ def check_comparable(evaluations: Sequence[Evaluation]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ValueError(f"Several evaluations are called {twice}. Give each its own: evaluate(..., name='...').")
-    if len({type(evaluation.prediction) for evaluation in evaluations}) > 1:
+    kinds = [(evaluation.prediction.classes is None, evaluation.prediction.discrete) for evaluation in evaluations]
+    if len({numbers for numbers, _ in kinds}) > 1:
         raise ValueError("Classification and regression cannot stand in one comparison. Make one for each.")
+    if len(set(kinds)) > 1:
+        raise ValueError(
+            "Counts have probabilities and other numbers have densities, so that their NLL cannot be compared. Make a "
+            "comparison for each."
+        )
     if len({evaluation.cost.fit_unit for evaluation in evaluations if evaluation.cost.fit is not None}) > 1:
         raise ValueError("The costs of fitting have different units. Give all of them one fit_unit.")
 

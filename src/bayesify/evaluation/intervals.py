@@ -90,4 +90,6 @@ def _quantile(values: Tensor, share: float) -> float:
         return math.nan
     place = share * (len(ordered) - 1)
     below, above = ordered[math.floor(place)], ordered[math.ceil(place)]
-    return float(below if below == above else below + (place - math.floor(place)) * (above - below))
+    if below == above or math.isinf(below):  # between minus infinity and a number there is no other
+        return float(below)
+    return float(below + (place - math.floor(place)) * (above - below))
