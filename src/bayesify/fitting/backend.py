@@ -57,7 +57,7 @@ class Engine:
     def loss(self, batch: Any, ood: Any = None) -> Tensor:
         """Return the loss of a batch, and of OOD inputs if there are any."""
         with self.autocast():
-            return self.module(*to_device((batch, ood), self.device))  # type: ignore[no-any-return]
+            return self.module(*(to_device(one, self.device) for one in (batch, ood)))  # type: ignore[no-any-return]
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate gradients."""
