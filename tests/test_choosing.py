@@ -66,6 +66,7 @@ def test_nothing_costs_more_than_its_budget():
         assert [one for one in choice.candidates if one.name == choice.chosen]
 
 
+@pytest.mark.slow
 def test_the_gain_is_paired_and_held_out():
     """The plain network's own line has no gain, and its NLL is what a temperature fitted on other folds gives."""
     choice = choose(Sided(), symmetric(400), passes=2, verbose=False).choice
@@ -81,6 +82,7 @@ def test_the_gain_is_paired_and_held_out():
     assert plain.nll_error == pytest.approx(each.std().item() / math.sqrt(400), rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_cheaper_one_is_taken_where_it_is_as_good():
     """An even network says the same of the mirrored image: the second pass is not paid for."""
     network = Sided()
@@ -130,6 +132,7 @@ def test_training_data_are_used():
     assert trained.gain > 0
 
 
+@pytest.mark.slow
 def test_it_is_kept(tmp_path):
     network, val = Sided(), symmetric(400)
     posterior = choose(network, val, passes=2, verbose=False)
@@ -158,6 +161,7 @@ def test_bad_input_gets_a_sentence(options, error, words):
         choose(Sided(), val, **options)
 
 
+@pytest.mark.slow
 def test_views_may_be_given_as_texts_and_too_many_are_said():
     found = choose(Sided(), symmetric(100), views=["identity,mirror", "identity,mirror,flip"], verbose=False).choice
     tried = {one.views: one.reason for one in found.candidates if one.name.startswith("plain, ")}
@@ -167,6 +171,7 @@ def test_views_may_be_given_as_texts_and_too_many_are_said():
     assert [one.views for one in alone.candidates][1] == Views("identity", "flip")
 
 
+@pytest.mark.slow
 def test_it_can_be_called_in_inference_mode():
     network = Sided().train()
     with torch.inference_mode():

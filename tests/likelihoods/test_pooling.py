@@ -57,6 +57,7 @@ def test_label_and_confidence_follow_the_pooling():
 
 @pytest.mark.parametrize("a", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.slow
 def test_gaussian_outputs_are_pooled_as_their_draws_are(a, classes):
     torch.manual_seed(0)
     mean, variance = draws(6, classes, scale=1.5), draws(6, classes).square() / 4

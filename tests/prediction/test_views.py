@@ -178,6 +178,7 @@ def test_views_cost_their_passes_and_no_more(method, how, passes):
 
 
 @pytest.mark.filterwarnings("ignore:.*never:UserWarning", "ignore:.*learned:UserWarning")
+@pytest.mark.slow
 def test_without_draws_a_view_is_a_component():
     posterior, x = bayesify.convert(classifier(), BayesAdapter(start_std=(0.05, 0.05))), images()
     each = [bayesify.predict(posterior, y, how="streamlined") for y in (x, x.flip(-1))]
@@ -220,6 +221,7 @@ def test_a_map_is_mirrored_back():
 
 
 @pytest.mark.filterwarnings("ignore:.*never:UserWarning", "ignore:.*learned:UserWarning")
+@pytest.mark.slow
 def test_variances_of_a_map_are_mirrored_back_too():
     posterior = bayesify.convert(Edges().double(), BayesAdapter(start_std=(0.1, 0.1)))
     x = torch.randn(2, 1, 3, 5, dtype=F64)
@@ -296,6 +298,7 @@ def test_a_shift_is_taken_back_in_places_of_a_coarser_map():
 
 
 @pytest.mark.filterwarnings("ignore:.*never:UserWarning", "ignore:.*learned:UserWarning")
+@pytest.mark.slow
 def test_an_inverse_that_changes_numbers_has_draws_alone():
     network = nn.Linear(2, 1, bias=False).double()
     posterior = bayesify.convert(network, BayesAdapter(start_std=(0.5, 0.5)), likelihood=Gaussian(0.1))
