@@ -4,7 +4,8 @@ Without a name it lists the experiments, which `experiments/configs/*.py` descri
 measured for each seed, and goes to `experiments/results/<name>.json` (`experiments/records.py` says what a row holds);
 what is there for the same configuration and seed is not made again. Fits that were stopped go on from their checkpoints
 in `--work`, which rows with the same fit share; numbers of single examples, where a measure has them, are kept there
-too. `--trial` takes a few examples, one seed, and keeps nothing.
+too. `--trial` takes a few examples, one seed, and keeps nothing. `--compile` lets torch compile the network while it is
+fitted, which is faster in long runs and the same to rounding.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def ready(task: Task, seed: int, trial: bool, work: Path) -> Setting:
 
 
 @lru_cache(maxsize=1)
-def _fitted(config: Config, seed: int, trial: bool, work: Path) -> tuple[bayesify.Posterior, float]:
+def _fitted(
+    config: Config, seed: int, trial: bool, work: Path, compiled: bool = False
+) -> tuple[bayesify.Posterior, float]:
     setting = ready(config.task, seed, trial, work)
     method = config.method
     if trial:
@@ -51,6 +54,8 @@ def _fitted(config: Config, seed: int, trial: bool, work: Path) -> tuple[bayesif
         method = dataclasses.replace(method, seed=seed)  # type: ignore[call-arg]
     include = None if config.include is None else list(config.include)
     posterior = bayesify.convert(setting.network, method, include=include, likelihood=copy.deepcopy(setting.likelihood))
+    if compiled:
+        posterior.network.compile()
     began = time.perf_counter()
     if method.learns:
         options: dict[str, Any] = {"accuracy_tolerance": 1.0, **setting.fitting}
@@ -60,7 +65,8 @@ def _fitted(config: Config, seed: int, trial: bool, work: Path) -> tuple[bayesif
             assert setting.supervision is not None, f"{config.task} has no OOD inputs to learn from"
             options |= setting.supervision()
         bayesify.fit(posterior, setting.train, seed=seed, progress=False, **options)
-    return posterior.eval(), time.perf_counter() - began
+    seconds = time.perf_counter() - began
+    return (copy.deepcopy(posterior) if compiled else posterior).eval(), seconds  # a copy is not compiled
 
 
 def fitted(
@@ -71,10 +77,12 @@ def fitted(
     return posterior, ready(config.task, seed, trial, work)
 
 
-def measured(config: Config, seed: int, *, trial: bool = False, work: Path = Path("work")) -> dict[str, Any]:
+def measured(
+    config: Config, seed: int, *, trial: bool = False, work: Path = Path("work"), compiled: bool = False
+) -> dict[str, Any]:
     """Fit and measure."""
     try:
-        posterior, seconds = _fitted(_to_fit(config), seed, trial, work)
+        posterior, seconds = _fitted(_to_fit(config), seed, trial, work, compiled)
     except bayesify.NonFiniteError as error:
         return {"failed": str(error)}
     row: dict[str, Any] = {"fit seconds": round(seconds, 1)}
@@ -100,13 +108,13 @@ def _to_fit(config: Config) -> Config:
 
 def run(
     name: str, configs: Sequence[Config], *, seeds: Sequence[int] | None = None, trial: bool = False, work: Path,
-    results: Path = RESULTS,
+    results: Path = RESULTS, compiled: bool = False,
 ) -> None:  # fmt: skip
     """Make the rows of an experiment that are not there."""
     records = Records(None if trial else results / f"{name}.json")
     for config in configs:
         for seed in config.seeds[:1] if trial else (config.seeds if seeds is None else seeds):
-            make = partial(measured, config, seed, trial=trial, work=work)
+            make = partial(measured, config, seed, trial=trial, work=work, compiled=compiled)
             records.row(config.name, make, config=config.described(), seed=seed)
 
 
@@ -119,6 +127,7 @@ def main(words: Sequence[str] | None = None, known: Mapping[str, Sequence[Config
     parser.add_argument("--work", type=Path, default=Path("work"), help="folder for checkpoints")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for results")
     parser.add_argument("--trial", action="store_true", help="a few examples, and nothing is kept")
+    parser.add_argument("--compile", action="store_true", help="compile networks while they are fitted")
     arguments = parser.parse_args(words)
     all_of_them = experiments() if known is None else known
     for name in arguments.experiments:
@@ -126,6 +135,7 @@ def main(words: Sequence[str] | None = None, known: Mapping[str, Sequence[Config
             parser.error(f"there is no experiment {name!r}; they are {', '.join(all_of_them)}")
         chosen = [c for c in all_of_them[name] if arguments.only is None or c.name in arguments.only]
         options = {"seeds": arguments.seeds, "trial": arguments.trial, "work": arguments.work}
+        options["compiled"] = arguments.compile
         run(name, chosen, results=arguments.results, **options)
     if not arguments.experiments:
         for name, configs in all_of_them.items():
