@@ -36,7 +36,7 @@ from experiments.data import load
 from experiments.draws import draws_curve
 from experiments.measures import targets_of
 from experiments.networks import cifar_inputs
-from experiments.records import RESULTS, Records
+from experiments.records import PICTURES, RESULTS, Records
 from experiments.run import fitted, found
 
 EXPERIMENT = "adapter_cifar_main_resnet20"
@@ -206,7 +206,7 @@ def main() -> None:
 
             made[name] = records.row(name, make, config=config.described())
         if part == "figures" and not trial:
-            draw_figures(made, RESULTS / "adapter_draws_resnet20.svg")
+            draw_figures(made, PICTURES / "adapter_draws_resnet20.svg")
 
 
 if __name__ == "__main__":

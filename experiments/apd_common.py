@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 import bayesify
 from bayesify.data import gaussian_like, uniform_like
 from experiments.data import load
-from experiments.records import RESULTS, Records, config_hash
+from experiments.records import PICTURES, RESULTS, Records, config_hash
 
 __all__ = [
     "BOUNDS", "NETWORKS", "Data", "arguments_of", "draw_curves", "flat", "keep_picture", "kept", "mlp", "mnist",
@@ -140,8 +140,8 @@ def rows_of(name: str, arguments: argparse.Namespace, **settings: Any) -> Record
 
 
 def keep_picture(figure: Any, name: str, arguments: argparse.Namespace) -> None:
-    """Write a picture beside the results; that of a trial elsewhere."""
-    path = (Path(tempfile.mkdtemp()) if arguments.trial else RESULTS) / f"{name}.svg"
+    """Write a picture for the pages; that of a trial elsewhere."""
+    path = (Path(tempfile.mkdtemp()) if arguments.trial else PICTURES) / f"{name}.svg"
     figure.tight_layout()
     figure.savefig(path)
     print(path)

@@ -1,7 +1,7 @@
 """Two clouds in the plane (APD, Figure 2): where SGD, SGLD and the distilled posterior are sure.
 
-`python -m experiments.apd_toy` writes `experiments/results/apd_toy.json` and `apd_toy.svg`, in about two minutes;
-`--trial` takes seconds, and keeps nothing.
+`python -m experiments.apd_toy` writes `experiments/results/apd_toy.json` and `docs/pictures/apd_toy.svg`, in about
+two minutes; `--trial` takes seconds, and keeps nothing.
 """
 
 from __future__ import annotations

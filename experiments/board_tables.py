@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.configs.scoreboard import EXPERIMENTS, TABLES
-from experiments.records import RESULTS
+from experiments.records import PICTURES, RESULTS
 from experiments.tables import Cell, markdown, rows_of, shown
 
 __all__ = ["BOARDS", "board", "made_rows", "uci"]
@@ -73,8 +73,8 @@ def board(name: str, columns: Columns, *, folder: Path = RESULTS, first: bool = 
             line.append(_apart(name, line[0], folder))
     kept = [0, *(i for i in range(1, len(titles) + 1) if any(line[i] for line in lines))]
     made = markdown([[line[i] for i in kept] for line in [["", *titles], *lines]])
-    if first and (folder / f"{name}.svg").exists():
-        made += f"\n\n![Quality against the passes of a prediction](../experiments/results/{name}.svg)"
+    if first and ((PICTURES if folder == RESULTS else folder) / f"{name}.svg").exists():
+        made += f"\n\n![Quality against the passes of a prediction](pictures/{name}.svg)"
     return made
 
 

@@ -3,7 +3,7 @@
 `python -m experiments.digits_sensitivity` trains a small network on scikit-learn's digits, makes it Bayesian with
 BayesAdapter, and draws, for the six test digits that it is least sure of: the digit, the derivative of the variance of
 the logits (red: ink there makes it less sure; blue: surer), and the variance that each pixel would contribute if it
-were uncertain. The picture goes to `experiments/results/digits_sensitivity.png`; half a minute. `--trial` trains for
+were uncertain. The picture goes to `docs/pictures/digits_sensitivity.png`; half a minute. `--trial` trains for
 one epoch and keeps nothing.
 """
 
@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bayesify
 from bayesify.data import read_digits
 from bayesify.prediction.sensitivity import Sensitivity
-from experiments.records import RESULTS, Records
+from experiments.records import PICTURES, RESULTS, Records
 
 SHOWN = 6
 
@@ -78,7 +78,7 @@ def main() -> None:
     two = prediction.probs[worst].topk(2, -1)
     titles = [f"{int(a)} ({float(p):.0%}) or {int(b)}" for (a, b), (p, _) in zip(two.indices, two.values, strict=True)]
     with tempfile.TemporaryDirectory() as folder:
-        path = (Path(folder) if arguments.trial else RESULTS) / "digits_sensitivity.png"
+        path = (Path(folder) if arguments.trial else PICTURES) / "digits_sensitivity.png"
         draw(images[worst], found, titles, path)
         print(path)
     places = [divmod(int(gradient.abs().flatten().argmax()), 8) for gradient in found.gradient]

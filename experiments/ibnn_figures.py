@@ -29,7 +29,7 @@ from experiments.components import look_at_components, plot_components
 from experiments.config import Config, Setting
 from experiments.data import load
 from experiments.networks import cifar_inputs
-from experiments.records import RESULTS, Records
+from experiments.records import PICTURES, RESULTS, Records
 from experiments.run import fitted, found
 
 EXPERIMENT = "ibnn_cifar_main_resnet20"
@@ -109,7 +109,7 @@ def main() -> None:
         return Records(None if trial else RESULTS / f"{name}.json", settings)
 
     with tempfile.TemporaryDirectory() as folder:
-        pictures = Path(folder) if trial else RESULTS
+        pictures = Path(folder) if trial else PICTURES
         if "start" in arguments.part:
             records = records_of("ibnn_cifar_start_resnet20")
             setting = posterior_of(found(EXPERIMENT, "map"))[1]

@@ -1,7 +1,7 @@
 """y = x^3 from 30 points: iBNN and mean-field VI with one to five hidden layers of 256, as in the paper's Figure 1.
 
 `python -m experiments.ibnn_regression` trains both from scratch at each depth, prints the error of the mean where the
-data are, the spread of functions there and away from them, and draws `experiments/results/ibnn_regression.svg`. About
+data are, the spread of functions there and away from them, and draws `docs/pictures/ibnn_regression.svg`. About
 five minutes on one core. Rows go to `experiments/results/ibnn_regression.json`. `--trial` takes a few steps and keeps
 nothing.
 """
@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from bayesify import IBNN, BayesAdapter
-from experiments.records import RESULTS, Records
+from experiments.records import PICTURES, RESULTS, Records
 
 NOISE = 3.0  # of y = x^3 on [-4, 4]
 SCALE_X, SCALE_Y = 4.0, 64.0
@@ -106,7 +106,7 @@ def main() -> None:
     """Run what is missing and draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--depths", type=int, nargs="*", default=[1, 2, 3, 4, 5])
-    parser.add_argument("--picture", type=Path, default=RESULTS / "ibnn_regression.svg")
+    parser.add_argument("--picture", type=Path, default=PICTURES / "ibnn_regression.svg")
     parser.add_argument("--trial", action="store_true", help="a few steps, and nothing is kept")
     arguments = parser.parse_args()
     rows = Records(None if arguments.trial else RESULTS / "ibnn_regression.json", {"script": "ibnn_regression"})

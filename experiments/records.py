@@ -30,10 +30,11 @@ import torch
 
 import bayesify
 
-__all__ = ["RESULTS", "Records", "config_hash", "plain", "provenance"]
+__all__ = ["PICTURES", "RESULTS", "Records", "config_hash", "plain", "provenance"]
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
+PICTURES = ROOT / "docs" / "pictures"  # pages show them, so they are with the pages
 UNKNOWN = "unknown"
 FOLDERS = {"--work", "--results"}
 

@@ -6,7 +6,7 @@ or a notMNIST letter, whose pixels no class describes, as the anomalies of Stree
 scenes use the training parts of both sets, test scenes the test parts.
 
 `BAYESIFY_DATA=... python -m experiments.scenes` draws the maps of uncertainty of ABNN's fit, which
-`python -m experiments.run abnn_segmentation` makes, into `experiments/results/abnn_segmentation.png`. Letters are the
+`python -m experiments.run abnn_segmentation` makes, into `docs/pictures/abnn_segmentation.png`. Letters are the
 reported anomalies; digits may be looked at while settings are chosen.
 """
 
@@ -28,7 +28,7 @@ import bayesify
 from bayesify.data import Split
 from experiments.config import Setting
 from experiments.data import load
-from experiments.records import RESULTS, config_hash
+from experiments.records import PICTURES, config_hash
 
 __all__ = ["CLASSES", "OOD", "Scenes", "Segmentation", "UNet", "make_scenes"]
 
@@ -205,7 +205,7 @@ def main() -> None:
     posterior, setting = fitted(found("abnn_segmentation", "abnn"), trial=arguments.trial, work=arguments.work)
     some = [next(iter(loader)) for loader in (setting.test, *setting.ood.values())]
     with tempfile.TemporaryDirectory() as folder:
-        path = (Path(folder) if arguments.trial else RESULTS) / "abnn_segmentation.png"
+        path = (Path(folder) if arguments.trial else PICTURES) / "abnn_segmentation.png"
         draw(posterior, [Scenes(images[:2], labels[:2]) for images, labels in some], path)
         print(path)
 

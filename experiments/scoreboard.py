@@ -2,7 +2,7 @@
 
 `python -m experiments.scoreboard --work work` compares each row with the bar of its task, on the examples that
 `experiments.run` kept in that folder, and keeps differences with their intervals in `results/<name>_pairs.json`. It
-then draws NLL, AURC and the NLL under shift against the passes of a prediction into `results/<name>.svg`; without
+then draws NLL, AURC and the NLL under shift against the passes of a prediction into `docs/pictures/<name>.svg`; without
 `--work` it only draws. Examples are paired: both rows of a pair are measured on the same ones, drawn anew with
 replacement.
 """
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from experiments.configs.scoreboard import EXPERIMENTS
 from experiments.examples import figures, intervals, load_columns
-from experiments.records import RESULTS, Records
+from experiments.records import PICTURES, RESULTS, Records
 from experiments.run import examples_path
 
 __all__ = ["BARS", "Point", "compare", "draw", "front", "points"]
@@ -118,7 +118,7 @@ def draw(name: str, *, results: Path = RESULTS, to: Path | None = None) -> Path 
         title = "filled: with the mirror image; the line is what nothing beats in passes and quality"
         options = {"loc": "outside lower center", "ncols": len(colours), "frameon": False, "title_fontsize": 9}
         figure.legend(handles, list(colours), title=title, **options)
-        path = to or results / f"{name}.svg"
+        path = to or (PICTURES if results == RESULTS else results) / f"{name}.svg"
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=150)
     return path
 
