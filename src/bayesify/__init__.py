@@ -39,6 +39,7 @@ from bayesify.likelihoods.prediction import (
     Prediction,
     RegressionPrediction,
 )
+from bayesify.members import fit_members
 from bayesify.methods import (
     ABNN,
     APD,
@@ -134,6 +135,7 @@ __all__ = [
     "evaluate",
     "export",
     "fit",
+    "fit_members",
     "fit_variance_scale",
     "input_sensitivity",
     "join_banks",

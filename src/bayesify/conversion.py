@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from bayesify._core.files import fingerprint
-from bayesify.laws import MemberLaw, Posterior
+from bayesify.laws import Draw, Law, MemberLaw, PointLaw, Posterior
 from bayesify.laws.members import rebase
 from bayesify.laws.recomputation import without_guards
 from bayesify.likelihoods import Likelihood
-from bayesify.methods import DeepEnsemble, Method, as_method, inherit
+from bayesify.methods import MAP, DeepEnsemble, Method, as_method, inherit
 from bayesify.selection import Conversion, ConversionRow, Patterns, Selection
 
 __all__ = ["Conversion", "ConversionRow", "Patterns", "Selection", "build", "convert", "describe", "ensemble"]
@@ -119,7 +119,8 @@ def ensemble(members: Sequence[nn.Module], *, likelihood: str | Likelihood = "cl
 
     Args:
         members: Networks, trained or yet to be fitted, `[make_network() for _ in range(5)]`; or posteriors of whatever
-            method, trained apart. They are left untouched.
+            method, trained apart. They are left untouched. Of samples that have batch-normalisation statistics of
+            their own (SGLD), each is a member.
         likelihood: What the outputs mean; posteriors have theirs, and the first one's counts.
 
     Returns:
@@ -159,19 +160,36 @@ def ensemble(members: Sequence[nn.Module], *, likelihood: str | Likelihood = "cl
 def _mixture(posteriors: Sequence[Posterior]) -> Posterior:
     """Return the mixture of posteriors, whose laws then share the first one's network."""
     first = posteriors[0]
-    if any(posterior.statistics is not None for posterior in posteriors):
-        raise ValueError(MemberLaw.NO_STATISTICS)
     shared = first.plain_network()
-    parts = []
+    parts: list[Law] = []
+    sources: list[dict[str, Any]] = []
+    draws = 0
     for posterior in posteriors:
+        if posterior.statistics is not None:
+            networks = _functions(posterior)
+            parts += [PointLaw(shared, _differing(network, shared)) for network in networks]
+            sources += [{"law": MAP().to_dict(), "converted": []} for _ in networks]
+            draws += len(networks)
+            continue
         law = copy.deepcopy(posterior.law, {id(posterior.network): shared})
         rebase(law, _differing(posterior.network, shared))
         parts.append(law)
-    law = MemberLaw(shared, parts, sources=[_source(posterior) for posterior in posteriors])
-    law.default_draws = sum(posterior.default_draws for posterior in posteriors)
+        sources.append(_source(posterior))
+        draws += posterior.default_draws
+    law = MemberLaw(shared, parts, sources=sources)
+    law.default_draws = draws
     made = Posterior(shared, law)
     inherit(made, first)
     return made.train(first.training)
+
+
+def _functions(posterior: Posterior) -> list[nn.Module]:
+    """Return the functions of a posterior whose batch-normalisation statistics are each draw's, as plain networks."""
+    if posterior.law.functions is None:
+        raise ValueError(MemberLaw.NO_STATISTICS)
+    if not (learned := posterior.learned):
+        raise ValueError(f"A member has learned nothing yet: {learned}")
+    return [Draw(posterior, key).network() for key in posterior.keys(posterior.law.functions, 0)]
 
 
 def _differing(network: nn.Module, shared: nn.Module) -> dict[str, Tensor]:

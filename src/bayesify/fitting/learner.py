@@ -123,7 +123,7 @@ class Learner:
         number = len(self.stages)
         if stage is not None or number == 1:
             own = self.stages[stage or 0]
-            return own.groups, own.context, 1
+            return own.groups, own.context, own.members
         if not self.method.trains_together:
             raise ValueError(
                 f"{type(self.method).__name__} trains {number} chains one after another, each in a loop of its own: "

@@ -56,7 +56,8 @@ class Law(nn.Module):
         num_parts: How many parts a mixture has which can have temperatures of their own.
         statistics_rows: How many draws have batch-normalisation statistics of their own; 0 where all share the
             network's.
-        keep_statistics: Whether normalisation uses its running statistics in training too, and leaves them alone.
+        keep_statistics: Whether normalisation uses its running statistics in training too, and leaves them alone; or
+            the names of the layers that do.
     """
 
     network: nn.Module
@@ -71,7 +72,7 @@ class Law(nn.Module):
     functions: int | None = None
     num_parts: int = 1
     statistics_rows: int = 0
-    keep_statistics: bool = False
+    keep_statistics: bool | frozenset[str] = False
 
     def __init__(self, network: nn.Module, own: Mapping[str, Tensor] | None = None) -> None:
         super().__init__()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import cycle
 from typing import Any, ClassVar
 
 import torch
@@ -35,8 +36,8 @@ class MemberLaw(Law):
     name = "members"
     settings: ClassVar[dict[str, Any]] = {"parts": list}
     NO_STATISTICS = (
-        "Members whose draws have batch-normalisation statistics of their own (SWAG, SGLD, APD) cannot share a network "
-        "with others. Join their samples instead: join_banks([sample_bank(one, n), ...])."
+        "Members without end of draws, each with batch-normalisation statistics of its own (SWAG, APD), cannot share a "
+        "network with others. Take some of their draws: ensemble([..., sample_bank(one, n)])."
     )
 
     def __init__(self, network: nn.Module, parts: Sequence[Law], sources: Sequence[dict[str, Any]] = ()) -> None:
@@ -97,7 +98,8 @@ class MemberLaw(Law):
     def keys(self, num_draws: int | None, seed: int) -> list[Key]:
         """Spread the draws evenly over the members; which of them get one more, the seed decides.
 
-        Members without noise of their own are taken once each at most: another round would add nothing.
+        Members without noise of their own are taken once each at most: another round would add nothing. Beside members
+        with noise they are taken as often as these, so that all have an equal share.
         """
         number = len(self.parts)
         count = check_count(num_draws, self.default_draws)
@@ -105,7 +107,7 @@ class MemberLaw(Law):
             count = min(count, self.functions)
         order = shuffled(number, seed)
         members = sorted(order[index % number] for index in range(count))
-        each = {member: iter(self._own_keys(member, members.count(member), seed)) for member in set(members)}
+        each = {member: cycle(self._own_keys(member, members.count(member), seed)) for member in set(members)}
         return [
             replace(key, index=index if key.index < 0 else key.index, path=(member, *key.path))
             for index, member in enumerate(members)

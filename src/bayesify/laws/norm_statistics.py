@@ -118,9 +118,16 @@ def _forward(norm: Any, forward: Callable[..., Tensor], ood: int, rows: int, *ar
 
 
 @contextmanager
-def statistics_kept(network: nn.Module, keep: bool) -> Iterator[None]:
-    """Normalise by the running statistics, and leave them alone, in training mode too, for a while."""
-    norms = [norm for norm in tracking_norms(network).values() if norm.training] if keep else []
+def statistics_kept(network: nn.Module, keep: bool | frozenset[str]) -> Iterator[None]:
+    """Normalise by the running statistics, and leave them alone, in training mode too, for a while.
+
+    Args:
+        network: The network.
+        keep: Whether all layers do so, or the names of those that do.
+    """
+    known = tracking_norms(network) if keep else {}
+    wanted = keep if isinstance(keep, frozenset) else known.keys()
+    norms = [norm for name, norm in known.items() if norm.training and name in wanted]
     for norm in norms:
         norm.training = False
     try:

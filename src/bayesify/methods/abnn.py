@@ -107,6 +107,26 @@ class ABNN(Method):
         return cls(alpha=0.4, epochs=10, lr=0.01)
 
     @classmethod
+    def retrained(cls, members: int = 3, **settings: Any) -> ABNN:
+        """Return members that train all parameters at training rates, with statistics of their own.
+
+        Costs a training and a network's memory for each.
+
+        Args:
+            members: M.
+            settings: Others than these.
+
+        Example:
+            >>> ABNN.retrained(2).train
+            'all'
+        """
+        chosen: dict[str, Any] = {
+            "train": "all", "statistics": "updated", "lr": 0.05, "schedule": "cosine", "epochs": 8, "alpha": 0.02,
+            "draws_per_member": 1,
+        }  # fmt: skip
+        return cls(members=members, **{**chosen, **settings})
+
+    @classmethod
     def register_type(cls, kind: type[nn.Module], *, channel_dim: int | None = None, before: str | None = None) -> None:
         """Make a type known; the name is old, see `bayesify.register_type`."""
         register_by_old_name("ABNN.register_type", kind, NormLayer(channel_dim, before))

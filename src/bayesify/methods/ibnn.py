@@ -125,6 +125,27 @@ class IBNN(Method):
         return cls(components=components, **{**paper, **settings})
 
     @classmethod
+    def retrained(cls, components: int = 4, **settings: Any) -> IBNN:
+        """Return a trained network's weights and factors, trained on together at training rates.
+
+        Components start far apart, which a network survives whose weights may follow, and which frozen or slow ones
+        do not.
+
+        Args:
+            components: K.
+            settings: Others than these.
+
+        Example:
+            >>> IBNN.retrained(2, epochs=5).weights
+            'joint'
+        """
+        chosen: dict[str, Any] = {
+            "weights": "joint", "lr": 0.05, "latent_lr": 0.05, "means_std": 0.3, "prior_std": 0.3, "epochs": 12,
+            "draws_per_component": 1,
+        }  # fmt: skip
+        return cls(components=components, **{**chosen, **settings})
+
+    @classmethod
     def register_type(cls, kind: type[nn.Module], *, dim: int = -1, weight_dim: int = 1) -> None:
         """Make a type known; the name is old, see `bayesify.register_type`."""
         register_by_old_name("IBNN.register_type", kind, LinearLayer(dim, weight_dim))

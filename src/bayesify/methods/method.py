@@ -37,6 +37,7 @@ __all__ = [
     "method_from_dict",
     "rate_factor",
     "register",
+    "trained_members",
 ]
 
 _METHODS: dict[str, type[Method]] = {}
@@ -52,11 +53,13 @@ class Stage:
         name: What the progress bar calls it.
         groups: Parameter groups of the optimiser.
         context: Entered around each step and each evaluation of the stage.
+        members: How many members it trains, if the loss is the mean of theirs; each then has the gradient of its own.
     """
 
     name: str
     groups: list[dict[str, Any]]
     context: Callable[[], AbstractContextManager[Any]] = field(default=nullcontext)
+    members: int = 1
 
 
 class Survey(ABC):
@@ -267,7 +270,7 @@ def member_losses(posterior: Posterior, loss: Callable[[int], LossTerms]) -> Los
     if posterior.present_part is not None:
         return loss(posterior.present_part)
     losses = []
-    for index in range(len(cast(MemberLaw, posterior.law).parts)):
+    for index in trained_members(posterior):
         with posterior.member(index):
             losses.append(loss(index))
     return LossTerms({name: torch.stack([terms[name] for terms in losses]).mean() for name in losses[0]})
@@ -276,15 +279,22 @@ def member_losses(posterior: Posterior, loss: Callable[[int], LossTerms]) -> Los
 def member_stages(posterior: Posterior) -> list[Stage]:
     """Return one stage for each member, over its own parameters and the likelihood's."""
     shared = list(posterior.likelihood.parameters())
-    parts = cast(MemberLaw, posterior.law).laws
+    law, trained = cast(MemberLaw, posterior.law), trained_members(posterior)
     return [
         Stage(
-            f"member {index + 1}/{len(parts)}",
-            [{"params": [*part.parameters(), *shared]}],
+            f"member {number}/{len(trained)}",
+            [{"params": [*law.part(index).parameters(), *shared]}],
             partial(posterior.member, index),
         )
-        for index, part in enumerate(parts)
+        for number, index in enumerate(trained, 1)
     ]
+
+
+def trained_members(posterior: Posterior) -> list[int]:
+    """Return the members that have parameters of their own, which a network that is kept as it is has not; else all."""
+    laws = cast(MemberLaw, posterior.law).laws
+    own = [index for index, part in enumerate(laws) if next(part.parameters(), None) is not None]
+    return own or list(range(len(laws)))
 
 
 def rate_factor(schedule: Schedule, total_steps: int) -> Callable[[int], float]:

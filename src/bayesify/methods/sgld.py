@@ -136,6 +136,28 @@ class SGLD(Method):
         """
         return cls(**cls.example_settings())
 
+    @classmethod
+    def cyclical(cls, cycles: int = 3, **settings: Any) -> SGLD:
+        """Return cyclical SGHMC from the network: a cold chain whose sample of each cycle is its end (Zhang et al.).
+
+        With momentum and lr .2 its steps are those of SGD with Nesterov's rate .1. `temperature=0` takes the noise
+        away: what is left are snapshots of the same cost (Huang et al. 2017).
+
+        Args:
+            cycles: How many, with one sample each.
+            settings: Others than these.
+
+        Example:
+            >>> from bayesify.methods.sgld import sample_steps
+            >>> sorted(sample_steps(SGLD.cyclical(3), 30))
+            [10, 20, 30]
+        """
+        chosen: dict[str, Any] = {
+            "kind": "sghmc", "schedule": "cyclical", "samples_per_chain": cycles, "burn_in": 0.0, "temperature": 0.05,
+            "weight_decay": 5e-4, "epochs": 4 * cycles,
+        }  # fmt: skip
+        return cls(cycles=cycles, **{**chosen, **settings})
+
     @staticmethod
     def example_settings() -> dict[str, Any]:
         """Return the settings of a short run."""
