@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick lint types pytest pytest-quick format clean
+.PHONY: help demo docs test test-quick lint types pytest pytest-quick format clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,7 +18,7 @@ demo: $(READY) ## Run the demonstration
 
 # Types are checked beside the tests, since that takes one core; what fails in either fails the whole.
 test: $(READY) ## Run every check
-	@$(MAKE) -j2 --no-print-directory lint types pytest
+	@$(MAKE) -j2 --no-print-directory lint docs types pytest
 
 test-quick: $(READY) ## Run every check but the tests that take long
 	@$(MAKE) -j2 --no-print-directory lint types pytest-quick
@@ -28,6 +28,9 @@ lint: $(READY) ## Check style, formatting, imports between folders, and the tabl
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m experiments.tables --check
+
+docs: $(READY) ## Build the site of docs/ into site/; a broken link or reference is an error
+	$(BIN)/zensical build --strict --clean
 
 types: $(READY) ## Check types
 	$(BIN)/mypy
@@ -43,7 +46,7 @@ format: $(READY) ## Fix style and formatting where that is safe
 	$(BIN)/ruff format .
 
 clean: ## Remove the environment, caches and build products
-	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist site .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torchvision and timm serve tests of architectures only. --no-deps, because the tests need none

@@ -37,6 +37,17 @@ SHIFT: Columns = {
     "NLL": Cell(("shift", "nll"), digits=3),
     "ECE %": Cell(("shift", "ece"), 100, 1),
 }
+# The page that helps to choose shows what rows cost and gain in short.
+CHOSEN_ROWS = {
+    "the network as it is": "plain",
+    "+ a temperature": "plain + temperature",
+    "+ a mirrored view": "plain + mirror, log-probabilities",
+    "`choose(passes=4)`: four views": "chosen, 4 passes",
+    "dropout before the last layer, widened": "dropout before the last layer, widened",
+    "last-layer Laplace": "Laplace, last layer",
+    "BayesAdapter, not fitted, widened": "BayesAdapter, not fitted, widened",
+    "the same, mirrored": "BayesAdapter, not fitted, widened + mirror",
+}
 REGRESSION = {"RMSE": ("rmse", 1, 2), "CRPS": ("crps", 1, 3), "covered %": ("coverage", 100, 0)}
 
 
@@ -99,6 +110,19 @@ def _missing(*names: str) -> str:
     return f"Not measured yet: `python -m experiments.run {' '.join(names)}`."
 
 
+def summary(name: str, rows: Mapping[str, str], *, folder: Path = RESULTS) -> str:
+    """Return a table of some rows of a task, by what they are called here: costs, quality, OOD and shift in short."""
+    made = made_rows(name, folder)
+    kept = ("passes", "error %", "NLL", "ECE %", "answered at 1 % risk, %")
+    columns = {title: QUALITY[title] for title in kept}
+    columns["far OOD AUROC"] = Cell(("far", "auroc-total"), digits=3, spread=False)
+    columns["NLL under shift"] = SHIFT["NLL"]
+    lines = [
+        [label, *(_cell(columns[title], made[row]) for title in columns)] for label, row in rows.items() if row in made
+    ]
+    return markdown([["", *columns], *lines])
+
+
 def uci(kind: str, *, folder: Path = RESULTS) -> str:
     """Return the NLL of every table with rows, or the other figures, divided by strokes."""
     names = {table: f"scoreboard_uci_{table}" for table in TABLES}
@@ -124,6 +148,7 @@ BOARDS: dict[str, Callable[[], str]] = {
         if not name.startswith("scoreboard_uci")
         for end, columns in (("", QUALITY), ("-shift", SHIFT))
     },
+    "which-cifar": partial(summary, "scoreboard_cifar_resnet20", CHOSEN_ROWS),
     "scoreboard-uci": partial(uci, "nll"),
     "scoreboard-uci-others": partial(uci, "others"),
 }
