@@ -26,6 +26,7 @@ __all__ = [
     "repeat_rows",
     "slice_rows",
     "split_batch",
+    "take_rows",
     "to_device",
     "without_arrays",
 ]
@@ -106,6 +107,19 @@ def slice_rows(inputs: Any, start: int, stop: int) -> Any:
     rows = batch_rows(inputs)
     return map_tensors(
         lambda t: t[start:stop] if t.ndim > 0 and t.shape[0] == rows else t,
+        inputs,
+    )
+
+
+def take_rows(inputs: Any, which: Tensor) -> Any:
+    """Take the examples of a mask or of positions; tensors without the batch dimension are passed on as they are.
+
+    >>> take_rows((torch.arange(3), torch.zeros(())), torch.tensor([True, False, True]))
+    (tensor([0, 2]), tensor(0.))
+    """
+    rows = batch_rows(inputs)
+    return map_tensors(
+        lambda t: t[which.to(t.device)] if t.ndim > 0 and t.shape[0] == rows else t,
         inputs,
     )
 

@@ -15,18 +15,34 @@ from bayesify.decide.attacks import (
     pgd,
     surprise,
 )
+from bayesify.decide.conformal import conformal_quantile
 from bayesify.decide.detector import Detection, Detector
+from bayesify.decide.distances import KNN, Mahalanobis, ViM
+from bayesify.decide.guard import Guard
+from bayesify.decide.prediction_intervals import PredictionIntervals
+from bayesify.decide.scores import Score
+from bayesify.decide.sets import PredictionSets
+from bayesify.decide.verdicts import Verdicts
 
 __all__ = [
+    "KNN",
     "Abstainer",
     "Abstention",
     "Detection",
     "Detector",
+    "Guard",
+    "Mahalanobis",
+    "PredictionIntervals",
+    "PredictionSets",
     "PredictiveNetwork",
     "Round",
+    "Score",
+    "Verdicts",
+    "ViM",
     "acquire",
     "active_learning",
     "batch_bald",
+    "conformal_quantile",
     "disagreement_avoided",
     "features_moved",
     "fgsm",

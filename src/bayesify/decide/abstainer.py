@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from bayesify.evaluation.measures.selective import risk_coverage
 if TYPE_CHECKING:
     from bayesify.evaluation.measures.arguments import ArrayLike
 
-__all__ = ["Abstainer", "Abstention"]
+__all__ = ["Abstainer", "Abstention", "order_of_tests"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +61,12 @@ class Abstainer:
       that fails (fixed-sequence testing). Exact if errors do not get rarer as the uncertainty
       grows, P(wrong | u) non-decreasing: to exceed the risk, the first threshold beyond the true
       limit must pass, and it does so with a probability of at most delta.
-    - ``monotone=False`` takes the largest threshold that passes at level delta / (number of
-      candidates), a union bound that assumes nothing and keeps less.
+    - ``monotone=False`` assumes nothing. Other examples, ``holdout``, or a quarter of the examples
+      by ``seed``, say which thresholds are tested in which order: from the safest to larger
+      coverages, until one fails. Thresholds and order are then fixed numbers to the rest, so that
+      the first whose true risk is too high passes with a probability of at most delta, at full
+      level each (Angelopoulos et al., "Learn then Test", 2021). ``max_risk`` is compared with the
+      exact binomial tail, which no betting or Hoeffding-Bentkus bound of 0/1 errors improves on.
 
     Build it with ``Abstainer.fit``, on examples that were not used for training.
 
@@ -99,6 +104,8 @@ class Abstainer:
         max_risk: float = 0.05,
         confidence: float | None = None,
         monotone: bool = True,
+        holdout: tuple[ArrayLike, ArrayLike] | None = None,
+        seed: int = 0,
     ) -> Abstainer:
         """Choose the threshold from the uncertainty and correctness of calibration examples.
 
@@ -110,9 +117,13 @@ class Abstainer:
             confidence: Probability in (0, 1) with which the risk on new data must hold.
             monotone: Whether errors may be taken to become no rarer as uncertainty grows; used
                 with ``confidence`` only.
+            holdout: Uncertainty and correctness of other examples, for ``monotone=False``; None
+                takes a quarter of the examples.
+            seed: Which quarter.
 
         Returns:
-            The fitted abstainer. Cost: one sort, plus at most sqrt(n) binomial tails.
+            The fitted abstainer. Cost: one sort, plus at most sqrt(n) binomial tails. Its coverage
+            and risk are of the examples that were tested.
 
         Raises:
             ValueError: If no threshold reaches the risk. An abstainer that keeps nothing would
@@ -123,7 +134,17 @@ class Abstainer:
         if confidence is None:
             return cls._fit_empirical(scores, hits, max_risk)
         check_share(confidence, "confidence")
-        return cls._fit_guaranteed(scores, hits, max_risk, confidence, monotone)
+        if monotone:
+            if holdout is not None:
+                raise ValueError("holdout chooses the order of tests where monotone=False: give both.")
+            return cls._fit_guaranteed(scores, hits, max_risk, confidence)
+        if holdout is None:
+            order = torch.randperm(len(scores), generator=torch.Generator().manual_seed(seed))
+            quarter = max(1, len(scores) // 4)
+            other, rest = order[:quarter], order[quarter:]
+            return cls._fit_ordered(scores[rest], hits[rest], max_risk, confidence, scores[other], hits[other])
+        first = check_selective(to_double(holdout[0], "holdout").cpu(), holdout[1])
+        return cls._fit_ordered(scores, hits, max_risk, confidence, *first)
 
     @classmethod
     def _fit_empirical(cls, scores: Tensor, hits: Tensor, max_risk: float) -> Abstainer:
@@ -146,50 +167,58 @@ class Abstainer:
         )
 
     @classmethod
-    def _fit_guaranteed(
-        cls, scores: Tensor, hits: Tensor, max_risk: float, confidence: float, monotone: bool
-    ) -> Abstainer:
-        count = len(scores)
-        # Finer steps of coverage than 1 / sqrt(n) are below the noise.
-        steps = math.isqrt(count - 1) + 1
-        level = (1 - confidence) / (1 if monotone else steps + 1)
-        smallest = math.ceil(math.log(level) / math.log1p(-max_risk))
-        if smallest > count:
-            raise ValueError(
-                f"{count} examples cannot show a risk of at most {max_risk} with confidence "
-                f"{confidence}, even without any error; give at least {smallest} or ask for less."
-            )
+    def _fit_guaranteed(cls, scores: Tensor, hits: Tensor, max_risk: float, confidence: float) -> Abstainer:
+        count, level = len(scores), 1 - confidence
+        smallest = _smallest(count, max_risk, confidence)
         scores, order = scores.sort()
         wrong = torch.cat([hits.new_zeros(1), (1 - hits[order]).cumsum(0)])
-        passed: tuple[float, int, int] | None = None
-        closest = (math.inf, 0, 0)
-        # A start with few examples would let one or two early errors end the search.
+        # A start with few examples would let one or two early errors end the search. Finer steps of
+        # coverage than 1 / sqrt(n) are below the noise.
         first = min(max(2 * smallest, count // 5), count)
-        for rank in _spread(first, count, steps):
-            threshold = float(scores[rank]) if rank < count else math.inf
+        ranks = _spread(first, count, math.isqrt(count - 1) + 1)
+        thresholds = (float(scores[rank]) if rank < count else math.inf for rank in ranks)
+        # Equal uncertainties: there may be too few below them for any test to pass.
+        tested = (one for one in thresholds if int(torch.searchsorted(scores, one)) >= smallest)
+        return cls._first_failed(scores, wrong, tested, max_risk, level)
+
+    @classmethod
+    def _fit_ordered(
+        cls, scores: Tensor, hits: Tensor, max_risk: float, confidence: float, other: Tensor, other_hits: Tensor
+    ) -> Abstainer:
+        _smallest(len(scores), max_risk, confidence)
+        scores, order = scores.sort()
+        wrong = torch.cat([hits.new_zeros(1), (1 - hits[order]).cumsum(0)])
+        tested = order_of_tests(other, other_hits, max_risk)
+        return cls._first_failed(scores, wrong, tested, max_risk, 1 - confidence)
+
+    @classmethod
+    def _first_failed(
+        cls, scores: Tensor, wrong: Tensor, thresholds: Iterable[float], max_risk: float, level: float
+    ) -> Abstainer:
+        """Test thresholds in their order until one fails, and take the largest that passed."""
+        passed: list[tuple[float, int, int]] = []
+        closest = (math.inf, 1, 1)
+        for threshold in thresholds:
             kept = int(torch.searchsorted(scores, threshold))
-            if kept < smallest:  # equal uncertainties: too few below them for any test to pass
-                continue
             errors = int(wrong[kept])
             tail = binomial_cdf(errors, kept, max_risk)
             closest = min(closest, (tail, errors, kept))
-            if tail <= level:
-                passed = (threshold, errors, kept)
-            elif monotone:
+            if tail > level:
                 break
-        if passed is None:
+            passed.append((threshold, errors, kept))
+        if not passed:
             bound = upper_bound(*closest[1:], level)
             raise ValueError(
-                f"No threshold has a risk of at most {max_risk} with confidence {confidence}: the "
+                f"No threshold has a risk of at most {max_risk} with confidence {1 - level:g}: the "
                 f"closest has a bound of {bound:.4g}; allow more risk, give more calibration "
                 "examples or use a better uncertainty."
             )
-        threshold, errors, kept = passed
+        threshold, errors, kept = max(passed)
         return cls(
             threshold=threshold,
             max_risk=max_risk,
-            confidence=confidence,
-            coverage=kept / count,
+            confidence=1 - level,
+            coverage=kept / len(scores),
             risk=errors / kept,
             risk_bound=min(max_risk, upper_bound(errors, kept, level)),
         )
@@ -228,6 +257,34 @@ class Abstainer:
         if values["threshold"] is None:
             values["threshold"] = math.inf
         return cls(**values)
+
+
+def _smallest(count: int, max_risk: float, confidence: float) -> int:
+    """Return how many examples without any error show the risk; raise if there are fewer."""
+    smallest = math.ceil(math.log(1 - confidence) / math.log1p(-max_risk))
+    if smallest > count:
+        raise ValueError(
+            f"{count} examples cannot show a risk of at most {max_risk} with confidence "
+            f"{confidence}, even without any error; give at least {smallest} or ask for less."
+        )
+    return smallest
+
+
+def order_of_tests(uncertainty: Tensor, hits: Tensor, max_risk: float, *, steps: int = 64) -> list[float]:
+    """Return thresholds in the order to test them on other examples: the safest, then larger ones by their safety.
+
+    Candidates are the uncertainties at about `steps` ranks, and infinity. Safety is the binomial tail with one error
+    more than there was, so that a threshold with few examples below it does not look safe by luck.
+    """
+    scores, order = uncertainty.sort()
+    wrong = torch.cat([hits.new_zeros(1), (1 - hits[order]).cumsum(0)])
+    ranks = _spread(0, len(scores), min(steps, len(scores)))
+    candidates = sorted({float(scores[rank]) if rank < len(scores) else math.inf for rank in ranks})
+    kept = torch.searchsorted(scores, torch.tensor(candidates, dtype=scores.dtype)).tolist()
+    safety = [binomial_cdf(int(wrong[number]) + 1, number, max_risk) for number in kept]
+    start = min(range(len(candidates)), key=lambda index: (safety[index], index))
+    rest = sorted(range(start + 1, len(candidates)), key=lambda index: (safety[index], index))
+    return [candidates[index] for index in (start, *rest)]
 
 
 def _spread(first: int, last: int, steps: int) -> list[int]:

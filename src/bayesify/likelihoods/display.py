@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-__all__ = ["Displayed"]
+__all__ = ["ROWS", "Displayed", "require_pandas"]
 
 ROWS = 5  # that are shown of a prediction
 
@@ -116,7 +116,7 @@ class Displayed:
             >>> list(table.columns), table["label"].tolist()
             (['label', 'confidence', 'total', 'aleatoric', 'epistemic', 'probs_cat', 'probs_dog'], ['cat', 'cat'])
         """
-        pandas = _require_pandas()
+        pandas = require_pandas()
         names = self._class_names(class_names)
         shape = self._shape()
         columns: dict[str, Any] = {}
@@ -248,7 +248,8 @@ class Displayed:
         return tuple(at % size for at, size in zip(place, shape, strict=True))
 
 
-def _require_pandas() -> Any:
+def require_pandas() -> Any:
+    """Return the module, or say what needs it."""
     try:
         return import_module("pandas")
     except ImportError as error:
