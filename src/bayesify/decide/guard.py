@@ -329,7 +329,7 @@ class Guard:
         return "\n".join([*lines, f"  found: {shown}"])
 
     def save(self, path: str | Path) -> None:
-        """Save the guard with its posterior in a folder; see `bayesify.decide.guard_files`."""
+        """Save the guard with its posterior in one folder; a reader finds the old guard or the new one, whole."""
         from bayesify.decide.guard_files import save_guard
 
         save_guard(self, path)
