@@ -103,7 +103,7 @@ class Lab:
         game: dict[str, Any] = {"progress": False}
         if "hidden" in options:
             game |= {"steps": self.arguments.steps, "inputs": self.held_out, "hidden": (options.pop("hidden"),) * 3}
-        made = bayesify.distill(self.sgld(), how, **game, **options)  # type: ignore[arg-type]
+        made = bayesify.distill(self.sgld(), how, **game, **options)
         if folder is not None:
             bayesify.save(made, folder)
         return made

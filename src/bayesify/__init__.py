@@ -59,12 +59,12 @@ from bayesify.methods import (
     register,
     sample_bank,
 )
-from bayesify.methods.distillation import distill
 from bayesify.prediction import Linearised, Mean, Sampling, Streamlined, View, Views, capabilities, predict
 from bayesify.prediction.calibration import calibrate
 from bayesify.prediction.exporting import export
 from bayesify.prediction.widening import Widening, widen
 from bayesify.storage import load, save
+from bayesify.students import distill, distill_network
 
 if TYPE_CHECKING:
     from bayesify import data, decide, report
@@ -131,6 +131,7 @@ __all__ = [
     "decide",
     "diagnose",
     "distill",
+    "distill_network",
     "ensemble",
     "evaluate",
     "export",

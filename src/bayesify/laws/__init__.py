@@ -19,6 +19,7 @@ from bayesify.laws.passes import BatchDim, Pass, Patch, Refusal, ShapeError
 from bayesify.laws.point import PointLaw
 from bayesify.laws.posterior import Draw, LossTerms, Posterior, require_posterior, warn_unless_learned
 from bayesify.laws.statistics import Statistics
+from bayesify.laws.student import StudentLaw
 from bayesify.laws.swag import LowRankLaw
 from bayesify.laws.tensors import Codec, TensorTree, owners, statistics_names
 from bayesify.laws.trace import Trace
@@ -61,6 +62,7 @@ __all__ = [
     "Rescaling",
     "ShapeError",
     "Statistics",
+    "StudentLaw",
     "TensorTree",
     "Trace",
     "VectorLaw",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["Averages", "average_softmax", "covariance_root", "line", "number_of_points"]
+__all__ = ["Averages", "average_logs", "average_softmax", "covariance_root", "line", "number_of_points"]
 
 MOST, LEAST = 512, 16  # points
 WIDTH = 1.5  # of the first coordinate, in standard deviations: what decides a confident prediction are its tails
@@ -67,16 +67,8 @@ def average_softmax(mean: Tensor, root: Tensor, *, positions: int = 1, exponent:
         exponent: a of the power mean; 0 is exp E[ln p].
     """
     classes, rows = mean.shape[-1], mean.shape[0]
-    if classes == 2:
-        difference = root if root.ndim == 2 else root[:, 0] - root[:, 1]
-        half = difference.square().sum(-1, keepdim=True).sqrt() / 2
-        root, turn = torch.stack([half, -half], 1), None
-        points, weights = line()
-    else:
-        turn = _turn(mean, root)
-        points, weights = _cloud(root.shape[-1], number_of_points(classes, positions))
-    z, shares = (torch.from_numpy(array).to(mean) for array in (points, weights))
-    some = max(1, AT_ONCE // (classes * min(len(weights), max(1, TOGETHER // classes))))
+    root, turn, z, shares = _points(mean, root, positions)
+    some = max(1, AT_ONCE // (classes * min(len(shares), max(1, TOGETHER // classes))))
     if not isinstance(rows, int) or rows <= some:  # a symbol, while a program is traced: all rows go together
         return _average(mean, root, turn, z, shares, exponent)
     parts = []
@@ -84,6 +76,41 @@ def average_softmax(mean: Tensor, root: Tensor, *, positions: int = 1, exponent:
         few = slice(start, start + some)
         parts.append(_average(mean[few], root[few], None if turn is None else turn[few], z, shares, exponent))
     return Averages(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Averages)))
+
+
+def average_logs(mean: Tensor, root: Tensor, *, positions: int = 1) -> tuple[Tensor, Tensor]:
+    """Return ln E[p] and E[p ln p], (N, C) each, of p = softmax(mean + root z), with gradients in mean and root.
+
+    At the points of `average_softmax`. Memory is that of all of them, N x C x S numbers.
+
+    >>> log_mean, log_square = average_logs(torch.tensor([[1.0, 0.0, 0.0]]), torch.zeros(1, 3))
+    >>> torch.allclose(log_square, log_mean.exp() * log_mean)
+    True
+
+    Args:
+        mean: (N, C).
+        root: Standard deviations of independent logits (N, C), or a root of their covariance (N, C, R).
+        positions: As in `average_softmax`.
+    """
+    root, turn, z, shares = _points(mean, root, positions)
+    log_probs = functional.log_softmax(_moved(mean, root, turn, z), 1)
+    probs = log_probs.exp()
+    return (probs @ shares).clamp_min(SMALLEST).log(), (probs * log_probs) @ shares
+
+
+def _points(mean: Tensor, root: Tensor, positions: int) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """Return the root, what turns the points of each example (to which no gradient belongs), points and weights."""
+    turn = None
+    if mean.shape[-1] == 2:
+        difference = root if root.ndim == 2 else root[:, 0] - root[:, 1]
+        half = difference.square().sum(-1, keepdim=True).sqrt() / 2
+        root = torch.stack([half, -half], 1)
+        points, weights = line()
+    else:
+        turn = _turn(mean.detach(), root.detach())
+        points, weights = _cloud(root.shape[-1], number_of_points(mean.shape[-1], positions))
+    z, shares = (torch.from_numpy(array).to(mean) for array in (points, weights))
+    return root, turn, z, shares
 
 
 def _average(mean: Tensor, root: Tensor, turn: Tensor | None, z: Tensor, shares: Tensor, exponent: float) -> Averages:
