@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bayesify
 from bayesify import MAP, SWAG, Custom, DeepEnsemble, Gaussian, MCDropout
 from bayesify._core.files import FileError, digest, fingerprint, read_tensors, seal, write_tensors
-from bayesify.storage import FORMAT
+from bayesify.storage import FORMAT, read_notes
 from tests.marks import slow_but
 
 ALL_METHODS = {name: cls.example() for name, cls in bayesify.list_methods().items()}
@@ -381,3 +381,27 @@ def test_a_pickle_in_place_of_the_tensors_is_not_executed(saved, tmp_path):
     with pytest.raises(FileError, match="not a safetensors file"):
         bayesify.load(folder, plain)
     assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("name", slow_but(["mc-dropout", "laplace"], sorted(ALL_METHODS)))
+def test_a_whole_posterior_needs_the_architecture_only(name, tmp_path):
+    posterior = fitted(network(), ALL_METHODS[name])
+    bayesify.save(posterior, tmp_path, whole=True, notes={"classes": ["a", "b"], "at": [0.5, None]})
+    other = network()
+    with torch.no_grad():
+        for tensor in other.parameters():
+            tensor.normal_()
+    same_posterior(posterior, bayesify.load(tmp_path, other))
+    assert read_notes(tmp_path) == {"classes": ["a", "b"], "at": [0.5, None]}
+
+
+def test_notes_are_none_unless_given_and_under_the_digest(tmp_path):
+    posterior = bayesify.convert(network(), MAP())
+    bayesify.save(posterior, tmp_path)
+    assert read_notes(tmp_path) == {}
+    assert "notes" not in json.loads((tmp_path / "config.json").read_text())
+    bayesify.save(posterior, tmp_path, notes={"a": 1})
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace('"a": 1', '"a": 2'))
+    with pytest.raises(FileError, match="changed or damaged"):
+        read_notes(tmp_path)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -26,10 +28,12 @@ from bayesify.storage.tensors import (
 )
 from bayesify.storage.versions import read_version, write_version
 
-__all__ = ["FORMAT", "load", "save"]
+__all__ = ["FORMAT", "load", "read_notes", "save"]
 
 
-def save(posterior: Posterior, path: str | Path) -> None:
+def save(
+    posterior: Posterior, path: str | Path, *, whole: bool = False, notes: Mapping[str, Any] | None = None
+) -> None:
     """Save a posterior as a folder: `config.json`, and a safetensors file with what the method added.
 
     Tensors with the values of one of the user's network's own are not stored: the configuration names it and keeps
@@ -45,6 +49,10 @@ def save(posterior: Posterior, path: str | Path) -> None:
     Args:
         posterior: Any posterior.
         path: A folder; made if it does not exist.
+        whole: Store the network's own tensors too: `load` then takes a network of the same architecture with any
+            weights. For networks that are nowhere else.
+        notes: Plain values that JSON has, kept with the posterior and returned by `read_notes`; integrations of other
+            packages keep there what they need.
 
     Raises:
         ValueError: The folder has a `config.json` that is not a posterior's, or a loop of one's own has begun that
@@ -64,7 +72,8 @@ def save(posterior: Posterior, path: str | Path) -> None:
         raise ValueError(posterior.learned)
     state = kept(posterior)
     marks = {name: fingerprint(tensor) for name, tensor in state.items()}
-    network = {name: posterior.origin[mark] for name, mark in marks.items() if mark in posterior.origin}
+    origin = {} if whole else posterior.origin
+    network = {name: origin[mark] for name, mark in marks.items() if mark in origin}
     added = {name: tensor for name, tensor in state.items() if name not in network}
     config = {
         "format": FORMAT,
@@ -79,6 +88,7 @@ def save(posterior: Posterior, path: str | Path) -> None:
         "rates": drop_rates(posterior),
         "probe": make_probe(posterior),
         "views": None if posterior.views is None else posterior.views.config(),
+        **({} if notes is None else {"notes": dict(notes)}),
     }
     write_version(Path(path), config, added, {name: marks[name] for name in added})
 
@@ -139,3 +149,20 @@ def load(path: str | Path, network: nn.Module, *, memory_map: bool = False, prob
             check_probe(posterior, config["probe"], str(folder))
         posterior.inputs_seen.form = config["probe"].get("form")
     return posterior
+
+
+def read_notes(path: str | Path) -> dict[str, Any]:
+    """Return what was noted when a posterior was saved, with nothing of it built; an empty dictionary if nothing was.
+
+    Example:
+        >>> import tempfile
+        >>> from bayesify import MAP, convert
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save(convert(nn.Linear(2, 3), MAP()), folder, notes={"classes": ["cat", "dog", "owl"]})
+        ...     read_notes(folder)
+        {'classes': ['cat', 'dog', 'owl']}
+    """
+    folder = Path(path)
+    config, _, _, _ = read_version(folder, lambda found: check_config(found, folder))
+    notes: dict[str, Any] = config.get("notes", {})
+    return notes

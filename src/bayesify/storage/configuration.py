@@ -32,7 +32,7 @@ _TYPES_2: dict[str, Any] = {
     "digest": str,
 }
 
-_OPTIONAL: dict[str, Any] = {"views": list[str] | None}  # which older folders of this format do not have
+_OPTIONAL: dict[str, Any] = {"views": list[str] | None, "notes": dict}  # which older folders of this format do not have
 
 
 def check_config(config: dict[str, Any], folder: Path) -> bool:
