@@ -16,6 +16,7 @@ from tests.test_readme import BLOCK
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 FENCE = re.compile(r"^ *(```+|~~~+) *(?P<language>\w*)", re.MULTILINE)
+TRANSCRIPTS = [DOCS / "files.md"]  # with commands between the blocks, which tests/files/test_transcripts.py runs too
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if BLOCK.search(page.read_text(encoding="utf-8"))]
 
 
@@ -56,7 +57,11 @@ def test_no_block_of_code_escapes():
         assert not re.search(r"^ *>>> ", text, re.MULTILINE), page
 
 
-@pytest.mark.parametrize("page", slow_but([DOCS / "guide.md"], PAGES), ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    slow_but([DOCS / "guide.md"], [page for page in PAGES if page not in TRANSCRIPTS]),
+    ids=lambda page: page.stem,
+)
 def test_python_blocks_of_a_page_run_in_order(page, monkeypatch, tmp_path):
     text = page.read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)

@@ -16,7 +16,18 @@ ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "src" / "bayesify").rglob("*.py"))
 PUBLIC = [name for name in bayesify.__all__ if not name.startswith("_")]
 
-OPTIONAL = {"PIL", "accelerate", "arviz", "jinja2", "matplotlib", "sklearn", "tensorboard", "transformers"}
+OPTIONAL = {
+    "PIL",
+    "accelerate",
+    "arviz",
+    "jinja2",
+    "matplotlib",
+    "pyarrow",
+    "sklearn",
+    "tensorboard",
+    "timm",
+    "transformers",
+}
 
 # Prints what `import bayesify` adds to `import torch`: top-level modules. `benchmarks/imports.py` has the seconds.
 IMPORT_PROBE = """

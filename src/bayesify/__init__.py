@@ -67,7 +67,7 @@ from bayesify.storage import load, save
 from bayesify.students import distill, distill_network
 
 if TYPE_CHECKING:
-    from bayesify import data, decide, report
+    from bayesify import data, decide, files, report
     from bayesify.prediction import Moments, fit_variance_scale, moment_rule
     from bayesify.prediction.sensitivity import input_sensitivity
 
@@ -135,6 +135,7 @@ __all__ = [
     "ensemble",
     "evaluate",
     "export",
+    "files",
     "fit",
     "fit_members",
     "fit_variance_scale",
@@ -160,7 +161,7 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> Any:
     """Import the parts that a training or a prediction does not need when they are asked for."""
-    if name in ("data", "decide", "report"):
+    if name in ("data", "decide", "files", "report"):
         return import_module(f"bayesify.{name}")
     if name == "input_sensitivity":
         return import_module("bayesify.prediction.sensitivity").input_sensitivity

@@ -36,6 +36,11 @@ def make_regressor():
     return nn.Linear(3, 1)
 
 
+def make_small(inputs=4, outputs=2):
+    torch.manual_seed(0)
+    return nn.Linear(inputs, outputs)
+
+
 def dense():
     return nn.Conv2d(1, 10, 1)
 

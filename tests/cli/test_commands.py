@@ -30,10 +30,12 @@ def test_version_and_help(bayesify):
     assert bayesify("--version") == (0, f"bayesify {library.__version__}\n", "")
     code, text, _ = bayesify("--help")
     assert code == 0
-    assert all(word in text for word in ("demo", "fit", "evaluate", "predict", "compare", "report", "methods"))
+    assert all(
+        word in text for word in ("demo", "fit", "choose", "evaluate", "predict", "compare", "report", "methods")
+    )
 
 
-@pytest.mark.parametrize("command", ["demo", "fit", "evaluate", "predict", "compare", "report", "methods"])
+@pytest.mark.parametrize("command", ["demo", "fit", "choose", "evaluate", "predict", "compare", "report", "methods"])
 def test_help_of_each_command_has_examples(bayesify, command):
     code, text, _ = bayesify(command, "--help")
     assert code == 0

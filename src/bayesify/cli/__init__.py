@@ -1,4 +1,4 @@
-"""The command line: `bayesify demo`, `fit`, `evaluate`, `predict`, `compare`, `report`, `methods`.
+"""The command line: `bayesify demo`, `fit`, `choose`, `evaluate`, `predict`, `compare`, `report`, `methods`.
 
 A command is a dataclass, and so is a method: the fields are the options, their types say what is read, and the
 docstrings are the help. tyro (the extra `cli`) makes the one from the other. jsonargparse does so too, and was tried

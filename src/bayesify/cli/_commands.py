@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -15,20 +14,17 @@ from torch import nn
 from tyro.conf import OmitArgPrefixes, UseAppendAction, arg
 
 from bayesify import storage
-from bayesify._core.files import write_atomically
+from bayesify.cli._choosing import Choose
 from bayesify.cli._comparison import Made, compare, evaluate_posterior, fit_method
 from bayesify.cli._data import class_names, images_of
-from bayesify.cli._options import Command, Job, LearningJob, OodOptions, ScoreOptions, SplitOptions
+from bayesify.cli._options import Command, Job, LearningJob, OodOptions, ScoreOptions
 from bayesify.cli._output import JobError, Output, UsageError, aligned
+from bayesify.cli._predicting import Predict
 from bayesify.conversion import convert
-from bayesify.likelihoods.prediction import Prediction
 from bayesify.methods import MAP, Method, list_methods, source_of
-from bayesify.prediction import as_views, predict
+from bayesify.prediction import as_views
 
-__all__ = ["COMMANDS", "Compare", "Demo", "Evaluate", "Fit", "Methods", "Predict", "Report"]
-
-CLASSIFICATION = ("label", "confidence", "total", "aleatoric", "epistemic")
-REGRESSION = ("mean", "std", "aleatoric", "epistemic")
+__all__ = ["COMMANDS", "Choose", "Compare", "Demo", "Evaluate", "Fit", "Methods", "Predict", "Report"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +97,13 @@ class Fit(LearningJob):
           --data my_project.data:load --method swag --swag.rank 10 --calibrate --out posterior
       bayesify fit --model nets:cnn --weights cnn.safetensors --data mnist --method mc-dropout \
           --mc-dropout.p 0.1 --mc-dropout.insert-before linear --epochs 5 --out mnist-dropout
+      bayesify fit --data customers.csv --label churned --method laplace --out posterior
+      bayesify fit --data photos --model timm:resnet18 --train-epochs 5 --method mc-dropout --out posterior
+      bayesify fit --data reviews.jsonl --model hf:distilbert-base-uncased --train-epochs 3 \
+          --method laplace --calibrate --out posterior
       bayesify fit --method swag --help    the settings of a method
 
+    From files, --out also gets the encoding and the network: 'evaluate' and 'predict' then need no --model.
     It writes what the method added to the network into the folder of --out; 'bayesify evaluate',
     'predict', 'compare' and 'report' take that folder as --posterior, with the same --model and --weights.
     The figures it prints are of the 'val' split, or of 'train' where there is none: 'test' is left for
@@ -118,13 +119,13 @@ class Fit(LearningJob):
     def run(self) -> Output:
         """Convert, fit, calibrate, save, and compare with the plain network."""
         method, calibrates = self.one_method(), self.learning.calibrate
-        network = self.network.load(self.prediction.seed)
-        split = "train" if self.data.find("val") is None else "val"
+        opened = self.open_data()
+        split = "train" if opened.find("val") is None else "val"
         if calibrates and split != "val":
             raise JobError(f"--calibrate needs a 'val' split, and {self.data.data} has none.")
         learning = dataclasses.replace(self.learning, calibrate=False)  # on the data of the figures, below
-        task = self.task(network, split, [method], learning)
-        plain = convert(network, MAP(), likelihood=self.learning.likelihood)
+        task = self.task(opened, split, [method], learning)
+        plain = convert(opened.network, MAP(), likelihood=opened.likelihood)
         before = evaluate_posterior(task, plain, "before")[0].metrics
         posterior, seconds = fit_method(task, method)
         if calibrates:
@@ -133,7 +134,10 @@ class Fit(LearningJob):
             posterior.views = as_views(self.prediction.views)
         found = evaluate_posterior(task, posterior, "after")[0]
         after = found.metrics
-        storage.save(posterior, self.out)
+        if opened.files is None:
+            storage.save(posterior, self.out)
+        else:
+            opened.files.save(self.out, posterior)
         summary = {
             "method": method.name,
             "posterior": str(self.out),
@@ -145,10 +149,11 @@ class Fit(LearningJob):
             "before": before,
             "after": after,
         }
-        shown = {"method": method.name, f"figures of {split!r}": "before -> after"}
+        shown = {"method": method.name, f"figures of {split!r}": "before -> after", **opened.unit()}
         shown |= {} if posterior.widening is None else {"noise": f"{posterior.widening.factor:.3g} times as wide"}
         shown |= {name: f"{before[name]:.4f} -> {after[name]:.4f}" for name in after}
-        return Output(aligned({**shown, "seconds": f"{seconds:.1f}", "posterior": self.out}), summary)
+        output = Output(aligned({**shown, "seconds": f"{seconds:.1f}", "posterior": self.out}), summary)
+        return self.finish(opened, output)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,51 +180,17 @@ class Evaluate(LearningJob):
 
     def run(self) -> Output:
         """Evaluate a saved posterior, or one made now."""
-        task, (posterior, _) = self.one_posterior(self.posterior, self.data.split)
+        opened, task, (posterior, _) = self.one_posterior(self.posterior, self.data.split)
         found = evaluate_posterior(task, posterior, source_of(posterior) or posterior.law.name)[-1]
         level = self.prediction.intervals
         metrics: dict[str, Any] = dict(found.metrics)
         if level is not None:
             known = found.intervals(level).items()
             metrics |= {name: f"{one.value:.4f}  [{one.low:.4f}, {one.high:.4f}]" for name, one in known}
-        shown = {"method": found.name, f"examples of {self.data.split!r}": len(found.prediction), **metrics}
-        return Output(aligned(shown), found.to_dict(intervals=level))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Predict(LearningJob):
-    r"""Write label, confidence and uncertainties of every input.
-
-    Examples:
-      bayesify predict --posterior posterior --model my_project.models:make_network \
-          --weights network.safetensors --data my_project.data:load --out predictions.csv
-      bayesify predict --method map --model nets:cnn --weights cnn.safetensors --data digits --out predictions.jsonl
-
-    Classification: index, label, confidence, total, aleatoric, epistemic (uncertainties in nats).
-    Regression: index, mean, std, aleatoric, epistemic (variances). Lines are in the order of the data.
-
-    Attributes:
-        posterior: A folder that 'bayesify fit' wrote; or give --method.
-        out: A file *.csv or *.jsonl; without it, CSV (or --json) goes to stdout.
-    """
-
-    posterior: Annotated[Path | None, arg(metavar="DIR")] = None
-    out: Annotated[Path | None, arg(metavar="FILE")] = None
-    data: OmitArgPrefixes[SplitOptions]
-
-    def run(self) -> Output:
-        """Predict a split, and write it."""
-        if self.out is not None and self.out.suffix not in (".csv", ".jsonl"):
-            raise UsageError(f"--out {self.out}: the name must end in .csv or .jsonl")
-        task, (posterior, _) = self.one_posterior(self.posterior, self.data.split)
-        if task.calibrates and task.val is not None:
-            task.calibrate(posterior, task.val)
-        rows = _rows(predict(posterior, task.test, seed=task.seed, progress=task.progress, **task.predicting))
-        if self.out is None:
-            return Output(_csv(rows), {"predictions": rows})
-        text = _csv(rows) if self.out.suffix == ".csv" else "\n".join(map(json.dumps, rows))
-        write_atomically(self.out, f"{text}\n".encode())
-        return Output(f"{len(rows)} predictions are in {self.out}.", {"examples": len(rows), "out": str(self.out)})
+        split = opened.split(self.data.split)
+        count = len(found.prediction)
+        shown = {"method": found.name, f"examples of {split!r}": count, **opened.unit(), **metrics}
+        return self.finish(opened, Output(aligned(shown), {**found.to_dict(intervals=level), "split": split}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,51 +258,33 @@ class Report(Job):
 
 
 COMMANDS: dict[str, type[Command]] = {
-    cls.__name__.lower(): cls for cls in (Demo, Methods, Fit, Evaluate, Predict, Compare, Report)
+    cls.__name__.lower(): cls for cls in (Demo, Methods, Fit, Choose, Evaluate, Predict, Compare, Report)
 }
 
 
 def _compare(
-    job: Job, split: str, methods: Mapping[str, Method], folders: tuple[str, ...], report: Path | None
+    job: Job, asked: str | None, methods: Mapping[str, Method], folders: tuple[str, ...], report: Path | None
 ) -> Output:
     """Compare methods and saved posteriors, and write the report if there is to be one."""
-    network = job.network.load(job.prediction.seed)
-    task = job.task(network, split, methods.values(), job.learning if isinstance(job, LearningJob) else None)
+    opened = job.open_data(folders) if isinstance(job, LearningJob) else job.open(folders)
+    learning = job.learning if isinstance(job, LearningJob) else None
+    task = job.task(opened, opened.split(asked), methods.values(), learning)
     makers = {name: partial(fit_method, task, method) for name, method in methods.items()}
-    comparison = compare(task, {**makers, **{folder: partial(_load, folder, network) for folder in folders}})
+    comparison = compare(task, {**makers, **{folder: partial(_load, folder, opened.network) for folder in folders}})
     level: float | None = getattr(job.prediction, "intervals", None)
     comparison = comparison.with_intervals(level)
     if report is not None:
         comparison, report = comparison.with_report(
             report,
             intervals=comparison.intervals,
-            title=f"{job.network.model} on {job.data.data}",
+            title=f"{job.network.model or 'mlp'} on {job.data.data}",
             images=images_of(task.test.dataset),
-            class_names=class_names(job.data.data),
+            class_names=class_names(task.test.dataset),
         )
     data = {**comparison.to_dict(), "report": None if report is None else str(report)}
     text = str(comparison) + (f"\n\nThe report is in {report}." if report else "")
-    return Output(text, data, failed=bool(comparison.failures))
+    return job.finish(opened, Output(text, data, failed=bool(comparison.failures)))
 
 
 def _load(folder: str, network: nn.Module) -> Made:
     return storage.load(folder, network), None
-
-
-def _rows(prediction: Prediction) -> list[dict[str, Any]]:
-    fields = REGRESSION if hasattr(prediction, "mean") else CLASSIFICATION
-    columns = {name: getattr(prediction, name) for name in fields}
-    if any(column.ndim > 1 and column[0].numel() != 1 for column in columns.values()):
-        raise JobError(
-            "The network has several outputs per input (pixels, tokens, several targets), which do not fit one line "
-            "each. Use bayesify.predict in Python."
-        )
-    values = [column.reshape(len(column)).tolist() for column in columns.values()]
-    return [
-        dict(zip(("index", *fields), (index, *row), strict=True)) for index, row in enumerate(zip(*values, strict=True))
-    ]
-
-
-def _csv(rows: list[dict[str, Any]]) -> str:
-    lines = [rows[0], *(row.values() for row in rows)]
-    return "\n".join(",".join(map(str, line)) for line in lines)

@@ -23,10 +23,11 @@ from bayesify.methods import MAP, Method
 from bayesify.prediction.calibration import calibrate
 from bayesify.prediction.widening import widen
 
-__all__ = ["Comparison", "Made", "Task", "compare", "evaluate_posterior", "first_line", "fit_method"]
+__all__ = ["Comparison", "Made", "Task", "compare", "evaluate_posterior", "first_line", "fit_method", "train"]
 
 # A posterior, and the seconds that its fit took; None where it was fitted elsewhere.
 Made: TypeAlias = tuple[Posterior, float | None]
+PATIENCE = 10  # epochs
 PLAIN_BATCHES = 20  # enough to time an epoch by
 
 
@@ -155,6 +156,22 @@ def _fit(task: Task, method: Method, posterior: Posterior) -> None:
     # A pass after the epochs may choose its settings on validation data; epochs would only measure on them.
     val = task.val if method.surveys else None
     fit(posterior, task.train, val_loader=val, checkpoint=folder, seed=task.seed, progress=task.progress)
+
+
+def train(
+    network: nn.Module,
+    loader: DataLoader[Any],
+    val_loader: DataLoader[Any] | None,
+    method: MAP,
+    *,
+    likelihood: str,
+    **options: Any,
+) -> nn.Module:
+    """Train a network as it is, until its validation NLL no longer falls, and return it in evaluation mode."""
+    posterior = convert(network, method, likelihood=likelihood)
+    patience = None if val_loader is None else PATIENCE
+    fit(posterior, loader, val_loader=val_loader, patience=patience, **options)
+    return posterior.plain_network().eval()
 
 
 def compare(

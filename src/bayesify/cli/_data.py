@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Sequence, Sized
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +18,16 @@ from bayesify.cli._output import JobError, UsageError
 from bayesify.data import SPLITS, Split
 from bayesify.data import load as load_named
 
-__all__ = ["class_names", "images_of", "load_split", "make_loader", "match_images", "normalised", "ood_sets"]
+__all__ = [
+    "check_name",
+    "class_names",
+    "images_of",
+    "load_split",
+    "make_loader",
+    "match_images",
+    "normalised",
+    "ood_sets",
+]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -63,7 +74,8 @@ def make_loader(dataset: Dataset[Any], batch_size: int, *, shuffle: bool = False
     """Make a loader; `fit` seeds the order."""
     if isinstance(dataset, Sized) and len(dataset) == 0:
         raise JobError("The data set is empty.")
-    return DataLoader(dataset, batch_size=batch_size, shuffle=shuffle)
+    collate = getattr(dataset, "collate", None)  # of texts, which are padded
+    return DataLoader(dataset, batch_size=batch_size, shuffle=shuffle, collate_fn=collate)
 
 
 def match_images(images: Tensor, shape: Sequence[int]) -> Tensor:
@@ -112,12 +124,19 @@ def class_names(dataset: object) -> list[str] | None:
     return None if names is None else [str(name) for name in names]
 
 
-def _named(name: str, split: str, option: str) -> Split | None:
-    if name not in SPLITS:
+def check_name(name: str, option: str = "--data") -> None:
+    """Refuse what is neither a set by name nor a function."""
+    if name in SPLITS and Path(name).exists():
+        print(f"{option} {name} is the set of this name; write ./{name} for the file or folder.", file=sys.stderr)
+    if ":" not in name and name not in SPLITS:
         raise UsageError(
-            f"{option}: there is no set {name!r}; the sets are {', '.join(SPLITS)}. Your own data are given as "
-            "package.module:function"
+            f"{option}: there is no set {name!r}; the sets are {', '.join(SPLITS)}. Your own data are given as a path "
+            "(there is none of this name), or as package.module:function"
         )
+
+
+def _named(name: str, split: str, option: str) -> Split | None:
+    check_name(name, option)
     return load_named(name, split)
 
 

@@ -18,7 +18,7 @@ from torch.torch_version import TorchVersion
 from bayesify._core.files import read_tensors
 from bayesify.cli._output import JobError, UsageError
 
-__all__ = ["find_object", "load_network", "load_weights", "parse_arguments"]
+__all__ = ["find_object", "load_factory", "load_network", "load_weights", "on_device", "parse_arguments"]
 
 
 # Before it, files that torch.load(weights_only=True) read could still run code or write outside their memory
@@ -66,6 +66,14 @@ def find_object(spec: str, option: str) -> Any:
 
 def load_network(model: str, arguments: Sequence[str], weights: Path | None, device: str) -> nn.Module:
     """Make the network, give it its weights, and put it in evaluation mode."""
+    network = load_factory(model, arguments)
+    if weights is not None:
+        load_weights(network, weights)
+    return on_device(network, device)
+
+
+def load_factory(model: str, arguments: Sequence[str]) -> nn.Module:
+    """Make the network of a user's function or class."""
     factory = find_object(model, "--model")
     if not callable(factory):
         raise UsageError(
@@ -80,8 +88,11 @@ def load_network(model: str, arguments: Sequence[str], weights: Path | None, dev
         ) from error
     if not isinstance(network, nn.Module):
         raise JobError(f"{model} returned a {type(network).__name__} where a torch.nn.Module is needed.")
-    if weights is not None:
-        load_weights(network, weights)
+    return network
+
+
+def on_device(network: nn.Module, device: str) -> nn.Module:
+    """Move a network, and put it in evaluation mode."""
     try:
         return network.to(device).eval()
     except (RuntimeError, AssertionError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,33 @@ from torch.utils.data import Dataset
 
 from bayesify._core.optional import require
 
-__all__ = ["ImageFolder"]
+__all__ = ["CHANNELS", "SUFFIXES", "ImageFolder", "read_image"]
 
 # A closed list, because some of Pillow's other formats start external programs.
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff")
 CHANNELS = {"RGB": 3, "L": 1}
+
+
+def read_image(path: Path, size: Sequence[int], mode: str) -> Tensor:
+    """Read an image, upright (EXIF) and resized to (height, width), as uint8 (C, H, W).
+
+    Raises:
+        ValueError: It cannot be read as an image.
+    """
+    image, ops = (require(f"PIL.{name}", extra="data", purpose="reading images") for name in ("Image", "ImageOps"))
+    height, width = size
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", image.DecompressionBombWarning)
+            # The content decides, not the name: a JPEG called .png is common.
+            with image.open(path, formats=FORMATS) as file:
+                upright = ops.exif_transpose(file).convert(mode)
+        resized = upright.resize((width, height), image.Resampling.BILINEAR)
+    except (OSError, ValueError, SyntaxError, Warning) as error:
+        raise ValueError(f"{path} cannot be read as an image: {error}") from error
+    pixels = np.array(resized, dtype=np.uint8).reshape(height, width, CHANNELS[mode])
+    return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
 
 
 class ImageFolder(Dataset[tuple[Tensor, int]]):
@@ -38,7 +60,7 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
     def __init__(self, root: str | Path, size: int | tuple[int, int], *, mode: str = "RGB") -> None:
         """List the files, without reading one."""
         self.root = Path(root)
-        self.size = (size, size) if isinstance(size, int) else tuple(size)
+        self.size = (size, size) if isinstance(size, int) else (*size,)
         if len(self.size) != 2 or min(self.size) < 1:
             raise ValueError(f"size is a height and a width of at least 1, not {size}")
         if mode not in CHANNELS:
@@ -58,8 +80,7 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
                 raise ValueError(f"{folder} has no image (*{', *'.join(SUFFIXES)})")
             self.files += files
             self.labels += [label] * len(files)
-        self._image = require("PIL.Image", extra="data", purpose="reading images")
-        self._ops = require("PIL.ImageOps", extra="data", purpose="reading images")
+        require("PIL.Image", extra="data", purpose="reading images")
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -70,15 +91,4 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
         return self._read(self.files[index]), self.labels[index]
 
     def _read(self, path: Path) -> Tensor:
-        height, width = self.size
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error", self._image.DecompressionBombWarning)
-                # The content decides, not the name: a JPEG called .png is common.
-                with self._image.open(path, formats=FORMATS) as file:
-                    upright = self._ops.exif_transpose(file).convert(self.mode)
-            image = upright.resize((width, height), self._image.Resampling.BILINEAR)
-        except (OSError, ValueError, SyntaxError, Warning) as error:
-            raise ValueError(f"{path} cannot be read as an image: {error}") from error
-        pixels = np.asarray(image, dtype=np.float32).reshape(height, width, CHANNELS[self.mode])
-        return torch.from_numpy(pixels / 255).permute(2, 0, 1).contiguous()
+        return read_image(path, self.size, self.mode).float() / 255
