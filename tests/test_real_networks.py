@@ -110,7 +110,11 @@ DEEP = {
     "torchvision densenet121": (torchvision("densenet121"), images),
     "timm efficientnet_b0": (timm("efficientnet_b0"), images),
 }
+# Its blocks are those of timm's efficientnet, but its last layer is a type of timm's own.
+SEEN_BY_TYPE = ("mc-dropout", "laplace")
+MOBILE = {"timm mobilenetv3": (timm("mobilenetv3_small_050"), images)}
 WAYS_GONE = [
+    *((architecture, name) for architecture in MOBILE for name in SEEN_BY_TYPE),
     *((architecture, name) for architecture in NETWORKS for name in METHODS),
     *((architecture, name) for architecture in DEEP for name in ("mc-dropout", "swag")),
 ]
@@ -127,7 +131,7 @@ def test_every_method_goes_the_whole_way():
 @pytest.mark.slow
 @pytest.mark.parametrize(("architecture", "name"), WAYS_GONE)
 def test_fit_predict_save_and_load(architecture, name, tmp_path):
-    make, batches = {**NETWORKS, **DEEP}[architecture]
+    make, batches = {**NETWORKS, **MOBILE, **DEEP}[architecture]
     torch.manual_seed(0)
     loader = batches()
     batch = next(iter(loader))

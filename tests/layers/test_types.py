@@ -20,6 +20,24 @@ def named(package: str, name: str) -> type[nn.Module]:
     return type(name, (nn.Module,), {"__module__": f"{package}.layers"})
 
 
+def test_laplace_takes_a_last_layer_that_is_registered_as_linear():
+    class Mine(nn.Linear):
+        pass
+
+    bayesify.register_type(Mine, like=nn.Linear)
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), Mine(5, 3)).double()
+    plain = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    plain.load_state_dict(network.state_dict())
+    x = torch.randn(12, 4, dtype=torch.float64)
+    found = []
+    for one in (network, plain):
+        posterior = bayesify.convert(one, Laplace(prior_precision=1.0))
+        bayesify.fit(posterior, [(x, torch.arange(12) % 3)], num_data=12, progress=False, accuracy_tolerance=1)
+        found.append(bayesify.predict(posterior, x, how="streamlined").probs)
+    assert torch.equal(*found)
+
+
 def test_a_subclass_is_not_known():
     assert layer_type(fresh(nn.Linear)) == LayerType()
     assert layer_type(nn.Linear(1, 1)).family == "linear"
@@ -32,6 +50,7 @@ def test_a_subclass_is_not_known():
         ("transformers", "LlamaRMSNorm", LayerType(norm=NormLayer())),
         ("transformers", "T5LayerNorm", LayerType(norm=NormLayer())),
         ("torchvision", "FrozenBatchNorm2d", LayerType(norm=NormLayer(1))),
+        ("timm", "Linear", layer_type(nn.Linear)),
         ("timm", "LayerNorm2d", LayerType(norm=NormLayer(1))),
         ("timm", "BatchNormAct2d", LayerType(norm=NormLayer(1, before="drop"))),
         ("timm", "LayerNormAct", LayerType(norm=NormLayer(before="drop"))),

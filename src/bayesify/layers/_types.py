@@ -232,6 +232,7 @@ _NAMES: dict[tuple[str, str], LayerType] = {
         for name in ("T5", "UMT5", "Pix2Struct", "Pop2Piano", "SwitchTransformers", "Udop")
     },
     **{("torchvision", name): _CHANNELS_ONLY for name in ("LayerNorm2d", "FrozenBatchNorm2d")},
+    ("timm", "Linear"): LayerType("linear", linear=LinearLayer(), batched=True),  # torch's, but for scripts
     **{("timm", name): _FEATURES_ONLY for name in ("LayerNorm", "LayerNormFp32", "RmsNorm", "RmsNormFp32")},
     **{
         ("timm", name): _CHANNELS_ONLY

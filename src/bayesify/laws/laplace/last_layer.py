@@ -16,6 +16,7 @@ from bayesify.laws.law import Component, Dense
 from bayesify.laws.passes import Pass, Patch
 from bayesify.laws.tensors import TensorTree, tensor_of
 from bayesify.laws.trace import Trace
+from bayesify.layers import layer_type
 from bayesify.likelihoods.categorical import independent_variances
 
 if TYPE_CHECKING:
@@ -272,5 +273,5 @@ def _same_numbers(one: Tensor, other: Tensor) -> bool:
 
 def last_linear(modules: Iterable[tuple[str, nn.Module]]) -> str | None:
     """Return the name of the last linear layer, in the order in which a network holds its modules."""
-    names = [name for name, module in modules if type(module) is nn.Linear]
+    names = [name for name, module in modules if layer_type(module).family == "linear"]
     return names[-1] if names else None
