@@ -20,6 +20,7 @@ OPTIONAL = {
     "PIL",
     "accelerate",
     "arviz",
+    "huggingface_hub",
     "jinja2",
     "matplotlib",
     "pyarrow",
