@@ -48,6 +48,7 @@ CHOSEN_ROWS = {
     "BayesAdapter, not fitted, widened": "BayesAdapter, not fitted, widened",
     "the same, mirrored": "BayesAdapter, not fitted, widened + mirror",
 }
+README_ROWS = ("plain", "plain + temperature", "plain + mirror, log-probabilities", "chosen, 4 passes")
 REGRESSION = {"RMSE": ("rmse", 1, 2), "CRPS": ("crps", 1, 3), "covered %": ("coverage", 100, 0)}
 
 
@@ -148,6 +149,9 @@ BOARDS: dict[str, Callable[[], str]] = {
         if not name.startswith("scoreboard_uci")
         for end, columns in (("", QUALITY), ("-shift", SHIFT))
     },
+    "readme-cifar": partial(
+        summary, "scoreboard_cifar_resnet20", {ours: row for ours, row in CHOSEN_ROWS.items() if row in README_ROWS}
+    ),
     "which-cifar": partial(summary, "scoreboard_cifar_resnet20", CHOSEN_ROWS),
     "scoreboard-uci": partial(uci, "nll"),
     "scoreboard-uci-others": partial(uci, "others"),
