@@ -325,3 +325,15 @@ def test_asked_at_the_detectors_own_threshold(guard):
     found = sure.decide(prediction[:1])
     assert int(found.codes[0]) == ASK
     assert "nothing is promised" in found.reason[0] or "not below" in found.reason[0]
+
+
+def test_a_guards_monitor_sees_its_verdicts(guard):
+    monitor = guard.monitor(false_alarm=0.05)
+    assert monitor.two_sided
+    known = guard(_data(7, 200)[0])
+    assert not monitor.update(known)
+    assert monitor.counts == {name: known.verdict.count(name) for name in ("answer", "ask", "ood")}
+    assert monitor.update(guard(0 * _data(8, 200)[0]))
+    assert monitor.changed_at > 150
+    with pytest.raises(ValueError, match="known inputs, the monitor of 50"):
+        type(monitor)(50).update(known)

@@ -256,3 +256,20 @@ def test_divergences_are_those_of_torch():
     torch.testing.assert_close(one.divergence(two), expected, rtol=1e-10, atol=1e-14)
     with pytest.raises(ValueError, match="no divergence of a FeaturePrediction"):
         FeaturePrediction(torch.zeros(2, 3), torch.ones(2, 3)).divergence(one)
+
+
+def test_energy_is_of_the_outputs_as_they_are():
+    """-ln sum exp of raw logits, averaged over draws, whatever the temperature; a shift of all logits moves it."""
+    logits = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    likelihood = Categorical().double()
+    likelihood.temperature.fill_(2.0)
+    prediction = likelihood.from_samples(logits)
+    for row in range(5):
+        each = [-math.log(sum(math.exp(value) for value in draw[row].tolist())) for draw in logits]
+        assert float(prediction.score("energy")[row]) == pytest.approx(sum(each) / 3, rel=1e-12)
+    assert torch.allclose(likelihood.from_samples(logits + 3).energy, prediction.energy - 3)
+    mixed = type(prediction).mixture(
+        [likelihood.from_samples(logits[:1]), likelihood.from_samples(logits[1:])], [1 / 3, 2 / 3]
+    )
+    assert torch.allclose(mixed.energy, prediction.energy)
+    assert "energy" not in likelihood.from_gaussian(logits[0], logits[0].square()).scores

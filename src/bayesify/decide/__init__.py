@@ -15,10 +15,13 @@ from bayesify.decide.attacks import (
     pgd,
     surprise,
 )
+from bayesify.decide.class_abstainer import ClassAbstainer
 from bayesify.decide.conformal import conformal_quantile
+from bayesify.decide.costs import CostAbstainer, mean_upper_bound
 from bayesify.decide.detector import Detection, Detector
 from bayesify.decide.distances import KNN, Mahalanobis, ViM
 from bayesify.decide.guard import Guard
+from bayesify.decide.monitor import Monitor
 from bayesify.decide.prediction_intervals import PredictionIntervals
 from bayesify.decide.scores import Score
 from bayesify.decide.sets import PredictionSets
@@ -28,10 +31,13 @@ __all__ = [
     "KNN",
     "Abstainer",
     "Abstention",
+    "ClassAbstainer",
+    "CostAbstainer",
     "Detection",
     "Detector",
     "Guard",
     "Mahalanobis",
+    "Monitor",
     "PredictionIntervals",
     "PredictionSets",
     "PredictiveNetwork",
@@ -46,6 +52,7 @@ __all__ = [
     "disagreement_avoided",
     "features_moved",
     "fgsm",
+    "mean_upper_bound",
     "pgd",
     "surprise",
 ]

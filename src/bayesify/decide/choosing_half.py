@@ -16,6 +16,7 @@ from bayesify.decide.scores import Combination, Score, output_layer
 from bayesify.evaluation.measures.detection import auroc
 from bayesify.evaluation.measures.selective import aurc
 from bayesify.laws import Posterior
+from bayesify.likelihoods.pooling import Pooling, Temperatures
 from bayesify.prediction import Predictor, Views, as_predictor, as_views
 from bayesify.prediction.calibration import calibrate, draws_of
 
@@ -50,18 +51,19 @@ def chosen(
     views: Views | Sequence[Any] | str | None,
     num_draws: int | None,
     seed: int,
-    calibrated: bool,
+    pooling: Pooling | float | None,
     score: str | Sequence[str],
     combination: Combination,
     uncertainty: str,
     tolerance: float | None,
     max_width: float | None,
 ) -> Chosen:
-    """Calibrate the posterior, and choose views, score and uncertainty; see `Guard.fit`."""
+    """Calibrate the posterior, unless pooling is None, and choose views, score and uncertainty; see `Guard.fit`."""
     settings = Settings(as_predictor(how, posterior), num_draws, seed)
     seen = _best_views(posterior, half, views, num_draws, seed)
-    if calibrated:
-        calibrate(posterior, half, views=seen, num_draws=num_draws, seed=seed)
+    if pooling is not None:
+        each: Temperatures = "auto" if pooling == "auto" else "one"
+        calibrate(posterior, half, views=seen, pooling=pooling, temperatures=each, num_draws=num_draws, seed=seed)
     elif seen is not None:
         posterior.views = seen
     wanted = [score] if isinstance(score, str) else list(score)

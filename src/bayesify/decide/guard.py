@@ -17,12 +17,14 @@ from bayesify.decide.choosing_half import chosen
 from bayesify.decide.detector import Detector
 from bayesify.decide.examined import Examined, Settings, examine
 from bayesify.decide.halves import halves
+from bayesify.decide.monitor import Monitor
 from bayesify.decide.prediction_intervals import PredictionIntervals
 from bayesify.decide.scores import Combination, Score
 from bayesify.decide.sets import PredictionSets, SetKind
 from bayesify.decide.verdicts import ANSWER, ASK, OOD, Rules, Verdicts
 from bayesify.evaluation.measures.arguments import check_share
 from bayesify.laws import Posterior, require_posterior
+from bayesify.likelihoods.pooling import Pooling
 from bayesify.likelihoods.prediction import Prediction
 from bayesify.prediction import Predictor, Views
 
@@ -110,6 +112,7 @@ class Guard:
         score: str | Sequence[str] = "auto",
         combination: Combination = "rank",
         uncertainty: str = "auto",
+        pooling: Pooling | float = "auto",
         sets: SetKind = "split",
         condition: Literal["class"] | None = None,
         tolerance: float | None = None,
@@ -136,6 +139,7 @@ class Guard:
             combination: Of several scores: "rank" or "fisher".
             uncertainty: What decides whether to answer: one of the prediction's scores, or "auto": that with the least
                 area under the risk-coverage curve on the choosing half.
+            pooling: How draws are averaged, as in `calibrate`; with anything but "auto" there is one temperature.
             sets: The kind of prediction sets, see `PredictionSets`.
             condition: "class" promises their coverage for each class.
             tolerance: For numbers: the largest error of an answer that is right.
@@ -154,7 +158,8 @@ class Guard:
         check_share(coverage, "coverage")
         first, second = halves(val_loader, seed, function="Guard.fit")
         choice = chosen(
-            posterior, first, ood_loader, how=how, views=views, num_draws=num_draws, seed=seed, calibrated=calibrate,
+            posterior, first, ood_loader, how=how, views=views, num_draws=num_draws, seed=seed,
+            pooling=pooling if calibrate else None,
             score=score, combination=combination, uncertainty=uncertainty, tolerance=tolerance, max_width=max_width,
         )  # fmt: skip
         other = examine(posterior, second, choice.settings, features=choice.score.needs_features)
@@ -250,6 +255,11 @@ class Guard:
             high=high,
             rules=self.rules,
         )
+
+    def monitor(self, *, false_alarm: float = 0.01) -> Monitor:
+        """Return a monitor of the stream of this guard's verdicts, with no input seen yet."""
+        distinct = bool((self.detector.calibration.diff() > 0).all())
+        return Monitor(len(self.detector.calibration), false_alarm, two_sided=distinct)
 
     def _decided(self, inputs: Any) -> Verdicts:
         seen = self.settings.predicted(self.posterior, inputs, features=self.score.needs_features)

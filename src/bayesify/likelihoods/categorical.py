@@ -362,7 +362,9 @@ class _CategoricalStream(Stream):
         self.pooled = None if likelihood.exponent == 1 else PowerMean(likelihood.exponent)
 
     def add(self, outputs: Tensor, *, part: int = 0, view: int = 0) -> None:
-        logits = self.likelihood.tempered(self.likelihood.classes_last(outputs, lead=2), part)
+        logits = self.likelihood.classes_last(outputs, lead=2)
+        energy = -logits.logsumexp(-1).sum(0)
+        logits = self.likelihood.tempered(logits, part)
         log_probs = functional.log_softmax(logits, dim=-1)
         probs = log_probs.exp()
         logits = logits - logits.mean(-1, keepdim=True)
@@ -383,12 +385,13 @@ class _CategoricalStream(Stream):
             (log_sum, number) if known is None else (torch.logaddexp(known[0], log_sum), known[1] + number)
         )
         if self.count == 0:
-            self.entropies, self.squares, self.votes = entropies, squares, votes
+            self.entropies, self.squares, self.votes, self.energy = entropies, squares, votes, energy
             self.mean, self.spread = mean, spread
         else:
             self.entropies = self.entropies + entropies
             self.squares = self.squares + squares
             self.votes = self.votes + votes
+            self.energy = self.energy + energy
             # Chan's update of mean and sum of squared deviations, exact for groups of any size.
             step = mean - self.mean
             total = self.count + number
@@ -411,6 +414,7 @@ class _CategoricalStream(Stream):
             logits_variance=self.spread / count,
             view_epistemic=(total - self._within()).clamp_min(0) if len(sums) > 1 else None,
             samples=None if self.samples is None else torch.cat(self.samples),
+            energy=self.energy / count,
         )
         if self.pooled is None:
             return made

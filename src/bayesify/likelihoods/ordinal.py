@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -277,4 +278,4 @@ class _OrdinalStream(Stream):
         self.inner.add(self.likelihood._log_probs(scores, temperature), view=view)
 
     def result(self) -> ClassificationPrediction:
-        return self.inner.result()
+        return replace(self.inner.result(), energy=None)  # of ln p it is 0

@@ -190,6 +190,8 @@ class ClassificationPrediction(Prediction):
         averaged: ln pbar, (B, ..., C), where `log_probs` is another mean; uncertainties are always pbar's.
         normaliser: ln of what normalised that other mean, (B, ...).
         exponent: Of the power mean; 1 is the average of probabilities, 0 that of log-probabilities, normalised.
+        energy: -ln sum_c exp(logit_c) of the outputs as they are, averaged over draws, (B, ...), as a score (Liu et al.
+            2020); None for predictions without draws, which know centred logits alone, and other likelihoods.
 
     Example:
         >>> from bayesify import Categorical
@@ -217,6 +219,7 @@ class ClassificationPrediction(Prediction):
     averaged: Tensor | None = None
     normaliser: Tensor | None = None
     exponent: float = 1.0
+    energy: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Let votes for outputs that are NaN not look unanimous."""
@@ -259,7 +262,7 @@ class ClassificationPrediction(Prediction):
     @property
     def scores(self) -> tuple[str, ...]:
         """Return the names of the scores."""
-        return SCORES
+        return SCORES if self.energy is None else (*SCORES, "energy")
 
     def log_prob(self, targets: Tensor) -> Tensor:
         """Return ln p(label), (B, ...), in float64; 0 where the label is -100.
@@ -315,6 +318,7 @@ class ClassificationPrediction(Prediction):
             raise ValueError("Predictions whose draws were pooled differently cannot be mixed. Calibrate them alike.")
         each = torch.stack([_average_of(part) for part in parts])
         known = all(getattr(part, "logits_variance", None) is not None for part in parts)
+        has_energy = all("energy" in part.scores for part in parts)
         means = _stacked(parts, "logits_mean") if known else each
         shares = each.new_tensor(weights).log().view(-1, *(1,) * (each.ndim - 1))
         averaged, probs = (each + shares).logsumexp(0), each.exp()
@@ -332,6 +336,7 @@ class ClassificationPrediction(Prediction):
             logits_variance=_average(_stacked(parts, "logits_variance"), weights) + _spread(means, weights)
             if known
             else None,
+            energy=_average(_stacked(parts, "energy"), weights) if has_energy else None,
         )
         return mixed if self.exponent == 1 else mixed._pooled(parts, weights, self.exponent)
 
