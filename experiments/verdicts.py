@@ -2,9 +2,9 @@
 
 `BAYESIFY_DATA=... python -m experiments.verdicts --work FOLDER` computes once what the pretrained network has before
 its last layer, for the last 8,000 test images and their mirror images, for 1,000 images of Fashion-MNIST and of
-notMNIST, and for corrupted ones, and keeps it in the folder. The posteriors are random in the last layer, so that their draws are
-exact on what was kept. What they have to choose (widths, a prior) they choose on the first 512 test images, which are
-not among the 8,000.
+notMNIST, and for corrupted ones, and keeps it in the folder. The posteriors are random in the last layer, so that
+their draws are exact on what was kept. What they have to choose (widths, a prior) they choose on the first 512 test
+images, which are not among the 8,000.
 
 Then the 8,000 images are the population, whose risk is known exactly: 200 times, 4,000 or 16,000 are drawn with
 replacement, `Guard.fit` chooses and promises by them, and what the guard does is measured on all 8,000. A promise of
