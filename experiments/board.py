@@ -65,8 +65,6 @@ class Way:
             bayesify.widen(made, list(islice(setting.val, WIDENED_ON)), num_draws=number, views=self._views())
         if self.calibrate:
             wanted = {"pooling": self.pooling, "temperatures": self.temperatures, "views": self._views()}
-            if self.how != "sampling":
-                wanted["how"] = self.how
             options: dict[str, Any] = {key: value for key, value in wanted.items() if value is not None}
             bayesify.calibrate(made, setting.val, num_draws=number, seed=seed, **options)
         return made

@@ -14,7 +14,7 @@ import bayesify
 from experiments.records import config_hash, plain
 from experiments.shift import Shift
 
-__all__ = ["Config", "Measure", "Setting", "Task"]
+__all__ = ["Config", "Fit", "Measure", "Setting", "Student", "Task"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +65,38 @@ class Measure(Protocol):
 
 
 @dataclass(frozen=True)
+class Fit:
+    """A fit that another row may have made, whose checkpoint in `--work` is then taken.
+
+    Attributes:
+        task: The network and the data.
+        method: How the network was made Bayesian.
+        seed: Of the fit, counted from that of the row it is part of.
+        include: Which modules were converted; all, if None.
+    """
+
+    task: Task
+    method: bayesify.Method
+    seed: int = 0
+    include: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Student:
+    """One network that a row's posterior teaches: on the row's training data, from its network.
+
+    Attributes:
+        epochs: Of them.
+        lr: Of SGD.
+        views: What the teacher sees.
+    """
+
+    epochs: int = 10
+    lr: float = 0.05
+    views: tuple[str, ...] = ("identity", "mirror")
+
+
+@dataclass(frozen=True)
 class Config:
     """One line of a table: a method on a task.
 
@@ -76,6 +108,8 @@ class Config:
         seeds: With which seeds; not part of the configuration's hash.
         include: Which modules are converted; all, if None.
         supervised: Whether uncertainty is asked for on the task's OOD training inputs.
+        members: Fits whose ensemble the row is, in place of a fit of its own.
+        student: What is taught by all that, and measured in its place.
     """
 
     name: str
@@ -85,12 +119,20 @@ class Config:
     seeds: tuple[int, ...] = (0,)
     include: tuple[str, ...] | None = None
     supervised: bool = False
+    members: tuple[Fit, ...] = ()
+    student: Student | None = None
 
     def described(self) -> dict[str, Any]:
         """Return all that decides the measures but the seed."""
         described: dict[str, Any] = plain(self)
-        return {key: value for key, value in described.items() if key not in ("class", "seeds")}
+        unused = {"class", "seeds", *(name for name in ("members", "student") if not getattr(self, name))}
+        return {key: value for key, value in described.items() if key not in unused}
 
     def fit_hash(self) -> str:
         """Return the hash of what decides the fitted posterior, whatever is measured then."""
-        return config_hash([self.task, self.method, self.include, self.supervised])
+        made = [self.members, self.student] if self.members or self.student else []
+        return config_hash([self.task, self.method, self.include, self.supervised, *made])
+
+    def fits(self) -> list[Config]:
+        """Return the members as rows that measure nothing."""
+        return [Config("", one.task, one.method, (), include=one.include) for one in self.members]

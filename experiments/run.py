@@ -46,6 +46,14 @@ def ready(task: Task, seed: int, trial: bool, work: Path) -> Setting:
 def _fitted(
     config: Config, seed: int, trial: bool, work: Path, compiled: bool = False
 ) -> tuple[bayesify.Posterior, float]:
+    if config.student is not None:
+        return _taught(config, seed, trial, work, compiled)
+    if config.members:
+        began = time.perf_counter()
+        seeds = [seed + one.seed for one in config.members]
+        pairs = zip(config.fits(), seeds, strict=True)
+        found = [_fitted(_to_fit(one), own, trial, work, compiled)[0] for one, own in pairs]
+        return bayesify.ensemble(found).eval(), time.perf_counter() - began
     setting = ready(config.task, seed, trial, work)
     method = config.method
     if trial:
@@ -67,6 +75,25 @@ def _fitted(
         bayesify.fit(posterior, setting.train, seed=seed, progress=False, **options)
     seconds = time.perf_counter() - began
     return (copy.deepcopy(posterior) if compiled else posterior).eval(), seconds  # a copy is not compiled
+
+
+def _taught(config: Config, seed: int, trial: bool, work: Path, compiled: bool) -> tuple[bayesify.Posterior, float]:
+    """Return the student of a row's posterior, which is calibrated on the validation data first."""
+    wanted = config.student
+    assert wanted is not None
+    teacher = copy.deepcopy(_fitted(dataclasses.replace(config, student=None), seed, trial, work, compiled)[0])
+    setting = ready(config.task, seed, trial, work)
+    began = time.perf_counter()
+    views = bayesify.Views(*wanted.views) if wanted.views else None
+    bayesify.calibrate(teacher, setting.val, views=views, seed=seed)
+    options: dict[str, Any] = {} if trial else {"checkpoint": work / f"{config.fit_hash()}-{seed}"}
+    if not trial:
+        options["checkpoint_steps"] = 100
+    student = bayesify.distill_network(
+        teacher, setting.train, network=setting.network, epochs=1 if trial else wanted.epochs, lr=wanted.lr, seed=seed,
+        progress=False, accuracy_tolerance=1.0, **options,
+    )  # fmt: skip
+    return student, time.perf_counter() - began
 
 
 def fitted(

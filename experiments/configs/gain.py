@@ -1,19 +1,35 @@
-"""Members that learn: the pretrained ResNet-20 trained on at training rates, with augmentations it has not seen.
+"""Members that learn, and the methods really trained: the pretrained ResNet-20 on all images, LeNets on Fashion-MNIST.
 
-An epoch is all 50,000 images, about three minutes of one core.
+Trainings are in `gain_members` and `gain_methods`: an epoch is all 50,000 images, three to eight minutes of one core.
+Rows of `gain_cifar` are ensembles of their fits, taken from the checkpoints in `--work`, and of networks trained apart;
+`gain_student` teaches one network. Nothing is chosen on the last 8,000 test images: temperatures and pooling are fitted
+on the first 2,000, and the views of several are those that `choose` had found there.
 """
 
 from __future__ import annotations
 
-from bayesify import MAP
+import dataclasses
+from collections.abc import Mapping
+
+import bayesify
+from bayesify import ABNN, APD, IBNN, MAP, SGLD, BayesAdapter, DeepEnsemble
+from experiments.apart import CifarApart
 from experiments.board import Board, Way
+from experiments.board_tasks import CifarBoard, FashionBoard
 from experiments.cifar_training import Augmentation, CifarTraining
-from experiments.config import Config
+from experiments.config import Config, Fit, Student, Task
 
 __all__ = ["EXPERIMENTS", "RESTART"]
 
 RESTART = MAP(epochs=12, lr=0.1, weight_decay=5e-4, schedule="cosine")
 MEMBERS: tuple[tuple[Augmentation, tuple[int, ...]], ...] = (("cutout", (0,)), ("augmix", (1,)), ("usual", (2,)))
+MIRROR = ("identity", "mirror")
+FOUR = (*MIRROR, "shift(2,0)", "mirror+shift(-2,0)")
+THREE_SEEDS = (0, 1, 2)
+MOST = 12  # passes
+PLAIN = Fit(CifarBoard(), MAP())
+RESTARTS = tuple(Fit(CifarTraining(augmentation), RESTART, seeds[0]) for augmentation, seeds in MEMBERS)
+POOLS = {"probabilities": "probs", "log-probabilities": "log-probs"}
 
 
 def _member(augmentation: Augmentation, seeds: tuple[int, ...]) -> Config:
@@ -21,4 +37,94 @@ def _member(augmentation: Augmentation, seeds: tuple[int, ...]) -> Config:
     return Config(f"restart, {augmentation}", CifarTraining(augmentation), RESTART, (board,), seeds=seeds)
 
 
-EXPERIMENTS = {"gain_members": [_member(augmentation, seeds) for augmentation, seeds in MEMBERS]}
+# -- ensembles of fits ------------------------------------------------------------------------------------------------
+
+
+def _pooled(name: str, members: tuple[Fit, ...], views: tuple[tuple[str, ...], ...]) -> list[Config]:
+    """Return an ensemble without views and with them, averaged both ways, as far as the passes allow."""
+    rows = []
+    for seen in views:
+        passes = len(members) * max(1, len(seen))
+        for words, pooling in POOLS.items():
+            way = Way(views=seen, pooling=pooling, temperatures="each")
+            label = f"{name}, {passes} passes, {words}"
+            if passes <= MOST:
+                rows.append(Config(label, CifarBoard(), MAP(), (Board(way=way),), members=members))
+    return rows
+
+
+def _ensembles() -> list[Config]:
+    rows = []
+    for number in range(1, len(RESTARTS) + 1):
+        name = f"network + {number} restart{'s' * (number > 1)}"
+        views = ((), MIRROR, FOUR if number < 3 else FOUR[:3])
+        rows += _pooled(name, (PLAIN, *RESTARTS[:number]), views)
+    apart = tuple(Fit(CifarApart(which), MAP()) for which in range(3))
+    return [*rows, *_pooled("ResNet-20, 32, 44 trained apart", apart, ((), MIRROR))]
+
+
+# -- the methods, really trained --------------------------------------------------------------------------------------
+
+TEN: dict[str, bayesify.Method] = {
+    "plain fine-tuning": MAP(epochs=10, lr=0.05, weight_decay=5e-4, schedule="cosine"),
+    "snapshots": SGLD.cyclical(2, epochs=10, temperature=0.0),
+    "cyclical SGHMC": SGLD.cyclical(2, epochs=10),
+    "BayesAdapter": BayesAdapter.retrained(epochs=10),
+    "iBNN": IBNN.retrained(4, epochs=5),  # two copies of each example in a step
+    "ABNN": ABNN.retrained(2, epochs=5),
+    "APD": APD(
+        kind="sghmc", schedule="cyclical", cycles=2, temperature=0.05, weight_decay=5e-4, burn_in=0.0, epochs=10,
+        samples_per_chain=20, hidden=(32, 32), num_bn_draws=4, steps=1000,
+    ),
+    "heads on one trunk": DeepEnsemble.heads(3, epochs=10, lr=0.05),
+}  # fmt: skip
+DRAWN = {"BayesAdapter": 4, "iBNN": 4, "ABNN": 4, "APD": 4}
+
+
+def _trained(
+    methods: Mapping[str, bayesify.Method], task: Task, *, last: tuple[str, ...], seeds: tuple[int, ...]
+) -> list[Config]:
+    """Return each method without and with views, and BayesAdapter without draws too."""
+    rows = []
+    for name, method in methods.items():
+        include = last if isinstance(method, DeepEnsemble) and method.share_trunk else None
+        for views in ((), MIRROR):
+            way = Way(views=views, num_draws=DRAWN.get(name))
+            label = f"{name}{' + mirror' * bool(views)}"
+            rows.append(Config(label, task, method, (Board(way=way),), seeds=seeds, include=include))
+        if isinstance(method, BayesAdapter):
+            way = Way(how="streamlined")
+            rows.append(Config(f"{name}, streamlined", task, method, (Board(way=way),), seeds=seeds))
+    return rows
+
+
+# On Fashion-MNIST an epoch is seconds: every method at full length. A LeNet has no normalisation for ABNN.
+FASHION: dict[str, bayesify.Method] = {
+    "restarts": DeepEnsemble.restarts(3, lr=0.05),
+    **{name: method for name, method in TEN.items() if name not in ("ABNN", "APD")},
+    "plain fine-tuning": dataclasses.replace(TEN["plain fine-tuning"], epochs=12),
+    "snapshots": SGLD.cyclical(3, lr=0.1, temperature=0.0),  # half of what batch normalisation allows
+    "cyclical SGHMC": SGLD.cyclical(3, lr=0.1),
+    "iBNN": IBNN.retrained(4),
+}
+
+
+def _student() -> list[Config]:
+    """Return students of the largest ensemble: in one pass, and with the mirror image in two."""
+    task, members = CifarTraining("usual"), (PLAIN, *RESTARTS)
+    return [
+        Config(
+            f"student{' + mirror' * bool(views)}", task, MAP(), (Board(way=Way(how="streamlined", views=views)),),
+            members=members, student=Student(),
+        )
+        for views in ((), MIRROR)
+    ]  # fmt: skip
+
+
+EXPERIMENTS = {
+    "gain_members": [_member(augmentation, seeds) for augmentation, seeds in MEMBERS],
+    "gain_cifar": _ensembles(),
+    "gain_methods": _trained(TEN, CifarTraining("cutout"), last=("layer3", "linear"), seeds=(0,)),
+    "gain_student": _student(),
+    "gain_fashion": _trained(FASHION, FashionBoard(), last=("fc1", "fc2"), seeds=THREE_SEEDS),
+}
