@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import bayesify
-from experiments.config import Config
+from bayesify.laws import StudentLaw
+from experiments.config import Config, Fit, Student
 from experiments.configs import experiments
 from experiments.digits import Digits
 from experiments.measures import Predictor, Predictors, Scored
@@ -158,3 +160,24 @@ def test_a_script_runs(name):
 @pytest.mark.parametrize(("name", "part"), [(name, part) for name, parts in PARTS.items() for part in parts])
 def test_a_part_of_a_script_runs(name, part):
     run_trial(name, "--part", part)
+
+
+def test_a_row_can_be_an_ensemble_of_fits_and_the_student_of_it(tmp_path):
+    fine = bayesify.MAP(epochs=1, lr=0.05)
+    members = (Fit(QUICK, bayesify.MAP()), Fit(QUICK, fine), Fit(QUICK, fine, 0))
+    own = Config("fine-tuned", QUICK, fine, (Scored(),))
+    row = Config("both", QUICK, bayesify.MAP(), (Scored(),), members=members)
+    fitted(own, work=tmp_path)
+    kept = sorted(path.name for path in tmp_path.iterdir())
+    posterior, setting = fitted(row, work=tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept, "the fit that is there is taken"
+    x = next(iter(setting.test))[0]
+    expected = [setting.network(x), *2 * [fitted(own, work=tmp_path)[0].network(x)]]
+    probs = torch.stack([one.softmax(-1) for one in expected]).mean(0)
+    assert torch.allclose(bayesify.predict(posterior, x).probs, probs, atol=1e-6)
+    taught = dataclasses.replace(row, name="student", student=Student(epochs=1, views=()))
+    assert len({row.fit_hash(), own.fit_hash(), taught.fit_hash()}) == 3
+    student, _ = fitted(taught, work=tmp_path)
+    assert isinstance(student.law, StudentLaw)
+    assert "members" not in own.described()
+    assert {"members", "student"} <= taught.described().keys()
