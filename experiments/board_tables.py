@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from experiments.configs import gain
 from experiments.configs.scoreboard import EXPERIMENTS, TABLES
 from experiments.records import PICTURES, RESULTS
 from experiments.tables import Cell, markdown, rows_of, shown
@@ -55,7 +56,7 @@ REGRESSION = {"RMSE": ("rmse", 1, 2), "CRPS": ("crps", 1, 3), "covered %": ("cov
 def made_rows(name: str, folder: Path = RESULTS) -> dict[str, list[dict[str, Any]]]:
     """Return the measures of the rows that are there, for all seeds, in the order of their configurations."""
     found = {}
-    for config in EXPERIMENTS[name]:
+    for config in (EXPERIMENTS | gain.EXPERIMENTS)[name]:
         try:
             rows = rows_of(name, config.name, folder=folder)
         except (KeyError, FileNotFoundError):
@@ -145,7 +146,7 @@ def uci(kind: str, *, folder: Path = RESULTS) -> str:
 BOARDS: dict[str, Callable[[], str]] = {
     **{
         f"{name.replace('_', '-')}{end}": partial(board, name, columns, first=not end)
-        for name in EXPERIMENTS
+        for name in EXPERIMENTS | gain.EXPERIMENTS
         if not name.startswith("scoreboard_uci")
         for end, columns in (("", QUALITY), ("-shift", SHIFT))
     },
