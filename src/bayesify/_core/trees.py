@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 __all__ = [
+    "CACHE",
     "TARGET_KEYS",
     "arguments_of",
     "batch_rows",
@@ -29,10 +30,13 @@ __all__ = [
     "take_rows",
     "to_device",
     "without_arrays",
+    "without_cache",
 ]
 
 TARGET_KEYS = ("labels", "shift_labels", "label", "targets", "target", "y")
 SPAN_KEYS = ("start_positions", "end_positions")  # of an answer in a text: two targets
+CACHE = "past_key_values"  # what attention made of earlier positions; a pass writes into it
+_CACHED = (CACHE, "attention_mask", "position_ids", "cache_position")  # what says where the tokens of such a pass are
 
 
 def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
@@ -221,6 +225,19 @@ def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (inputs,), {}
 
 
+def without_cache(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return inputs by name without a key-value cache, and without what only makes sense beside it.
+
+    >>> without_cache({"input_ids": 1, "attention_mask": 2, "past_key_values": None})
+    {'input_ids': 1, 'attention_mask': 2, 'past_key_values': None}
+    >>> without_cache({"input_ids": 1, "attention_mask": 2, "past_key_values": object()})
+    {'input_ids': 1}
+    """
+    if inputs.get(CACHE) is None:
+        return dict(inputs)
+    return {key: value for key, value in inputs.items() if key not in _CACHED}
+
+
 def output_tensor(output: Any, key: str | int | None = None) -> Tensor:
     """Find the tensor of logits or means in a network's output.
 
@@ -240,6 +257,12 @@ def output_tensor(output: Any, key: str | int | None = None) -> Tensor:
             raise ValueError(f"The network's output has no entry {key!r}: it is {_describe(output)}.") from error
     elif isinstance(output, Mapping):
         found = output.get("logits")
+        if found is None and "last_hidden_state" in output:
+            raise ValueError(
+                "The network returns hidden states: it is a model without a head, which answers nothing yet. Take the "
+                "one with a head for your task, as AutoModelForSequenceClassification or AutoModelForCausalLM; or, if "
+                "these are what you want, posterior.output_key = 'last_hidden_state'."
+            )
         if found is None and len(output) == 1:
             found = next(iter(output.values()))
         if found is None and "start_logits" in output and "end_logits" in output:

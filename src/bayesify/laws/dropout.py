@@ -33,6 +33,8 @@ class DropoutSite(NoisySite):
         name: The layer's name.
         p: The probability that an entry is dropped.
         channel_dim: None drops entries; 1 drops whole channels, as Dropout1d, 2d and 3d do.
+        features: Whether a mask is the same at every position: one number for each feature of (B, T, D) or (B, D), and
+            for each of the C in (B, C, H, W), which of attention weights are the heads.
         alpha: Whether it is alpha dropout.
         inserted: Whether the layer is none of dropout, and its input is masked.
     """
@@ -42,6 +44,16 @@ class DropoutSite(NoisySite):
     channel_dim: int | None = None
     alpha: bool = False
     inserted: bool = False
+    features: bool = False
+
+    @property
+    def by_position(self) -> bool:
+        """Whether positions have masks of their own."""
+        return self.p not in (0, 1) and self.channel_dim is None and not self.features
+
+    def _channel(self, ndim: int) -> int | None:
+        """Return the dimension along which a mask varies; None for all of them."""
+        return (-1 if ndim <= 3 else 1) if self.features and self.channel_dim is None else self.channel_dim
 
     @property
     def site(self) -> str:
@@ -81,9 +93,8 @@ class DropoutSite(NoisySite):
         if self.p == 0:
             return x
         site = p.called(self.site)
-        return p.perturb(
-            x, self._combine, site=site, distribution="uniform", batch=self.batch(p), channel_dim=self.channel_dim
-        )
+        channel = self._channel(x.ndim)
+        return p.perturb(x, self._combine, site=site, distribution="uniform", batch=self.batch(p), channel_dim=channel)
 
     def at_mean(self, network: nn.Module) -> tuple[nn.Module, Callable[..., Any]] | None:
         """Return the identity for a layer that would drop by itself."""
@@ -92,9 +103,9 @@ class DropoutSite(NoisySite):
 
     def again(self, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Return arguments with new masks; None where whole channels are dropped, which have to know the batch."""
-        if self.channel_dim is not None:
-            return None
         x = args[0]
+        if self._channel(x.ndim) is not None:
+            return None
         return (x if self.p == 0 else self._combine(x, Noise().fresh(list(x.shape), "uniform", x)), *args[1:])
 
     def batch(self, p: Pass) -> BatchDim | None:
@@ -121,8 +132,9 @@ class DropoutSite(NoisySite):
 
     def terms(self, x: Tensor, *more: Any) -> NoiseTerms:
         """Return y = x (1 + sqrt(p / (1 - p)) e); alpha dropout y = a (1 - p) x + a sqrt(p (1 - p)) (x - t) e."""
-        del x, more
-        dims = None if self.channel_dim is None else (self.channel_dim,)
+        del more
+        channel = self._channel(x.ndim)
+        dims = None if channel is None else (channel,)
         if self.p == 1:
             return NoiseTerms(0.0, 0.0)
         if not self.alpha:

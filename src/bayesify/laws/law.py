@@ -118,6 +118,14 @@ class Law(nn.Module):
         del trace
         return False
 
+    @property
+    def continues(self) -> Answer:
+        """True, or why a draw that goes on from a key-value cache is not the function that it was: what to do instead.
+
+        A cache holds what a draw made of earlier positions, so that its noise must not depend on where a pass begins.
+        """
+        return True
+
     def has_mean(self, part: Any = None) -> Answer:
         """True, or why there is no mean network; `part` is the part of a mixture that was chosen, if any."""
         del part
@@ -294,6 +302,11 @@ class NoisySite:
     """
 
     name: str
+
+    @property
+    def by_position(self) -> bool:
+        """Whether a draw has other noise at each position of a text."""
+        return False
 
     def around(self, network: nn.Module, act: Callable[..., Tensor]) -> tuple[nn.Module, Callable[..., Any]]:
         """Return a module, and a forward of it in which `act` is applied to the activation that meets noise.

@@ -125,6 +125,11 @@ class MemberLaw(Law):
         found = {part.together(trace) for part in self.laws}
         return "rows" if found == {"rows"} else "one"
 
+    @property
+    def continues(self) -> Any:
+        """Whether draws of all members go on from a key-value cache."""
+        return next((part.continues for part in self.laws if part.continues is not True), True)
+
     def has_mean(self, part: Any = None) -> Any:
         """Return whether the chosen member has a mean; all together have none."""
         if isinstance(part, int):

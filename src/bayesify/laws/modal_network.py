@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, Self
 
-import torch
 from torch import nn
 
 from bayesify._core.deprecation import old_attribute, renamed
@@ -116,7 +115,10 @@ class Draw:
         return self.posterior.run(Pass("draw", (self.key,), rows=rows_of(args, kwargs)), args, kwargs)
 
     def network(self) -> nn.Module:
-        """Return the function as a plain network with memory of its own.
+        """Return the function as a plain network, which can be compiled, exported, and generate text.
+
+        Random tensors are copies; the other parameters share their memory with the posterior's, so that a draw costs
+        what is random in it. Who goes on to train either copies the network first: `copy.deepcopy(draw.network())`.
 
         Raises:
             ValueError: The randomness is in layers, and not in the network's weights alone.
@@ -124,12 +126,7 @@ class Draw:
         tensors = self.posterior.weights(self.key)
         if isinstance(tensors, Refusal):
             raise ValueError(f"This draw is no plain network: {tensors}. Call the draw itself.")
-        network = self.posterior.plain_network()
-        state = {**dict(network.named_parameters()), **dict(network.named_buffers())}
-        with torch.no_grad():
-            for name, tensor in tensors.items():
-                state[name].copy_(tensor)
-        return network
+        return self.posterior.plain_network(tensors)
 
     def __repr__(self) -> str:
         """Show the key."""

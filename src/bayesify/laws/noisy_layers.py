@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -87,6 +87,18 @@ class NoisyLayerLaw(ScaledNoise):
             return "one"
         known = () if trace is None else [place.batches(trace) for place in self.places]
         return "one" if any(BatchDim(None) in batches for batches in known) else "rows"
+
+    @property
+    def continues(self) -> Literal[True] | Refusal:
+        """True where noise is the same at every position."""
+        found = next((place.name for place in self.places if place.by_position), None)
+        if found is None:
+            return True
+        return Refusal(
+            f"A draw has other noise at each position (as in {found!r}), which depends on where a pass begins, and a "
+            "key-value cache goes on from another pass. Convert with noise that is the same at every position: "
+            "MCDropout(masks='features'), ABNN(noise='sample-channel')."
+        )
 
     def independent_rows(self, trace: Trace | None) -> bool:
         """Return True: fresh noise is drawn for each row."""

@@ -46,6 +46,11 @@ class NormSite(NoisySite):
     before: str | None = None
     scales: bool = False
 
+    @property
+    def by_position(self) -> bool:
+        """Whether positions have noise of their own."""
+        return self.shape == "element" and self.alpha != 0
+
     def around(self, network: nn.Module, act: Callable[..., Tensor]) -> tuple[nn.Module, Callable[..., Any]]:
         """Return the layer, or the module inside it that takes the scaled output, and its forward."""
         norm = network.get_submodule(self.name)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from bayesify._core.inputs import in_network_type
 from bayesify._core.modes import evaluation_mode
 from bayesify._core.random import Key
 from bayesify._core.seen import InputsSeen
-from bayesify._core.trees import arguments_of, batch_rows, repeat_rows
+from bayesify._core.trees import CACHE, arguments_of, batch_rows, repeat_rows, without_cache
 from bayesify.laws.law import Component, Law
 from bayesify.laws.norm_statistics import statistics_apart, statistics_kept, tracking_norms
 from bayesify.laws.passes import Pass, Patch, Refusal, ShapeError
@@ -24,7 +24,7 @@ from bayesify.laws.patching import find_slots, patched_forward, swapped
 from bayesify.laws.recomputation import without_guards
 from bayesify.laws.runtime import Runtime
 from bayesify.laws.statistics import Statistics
-from bayesify.laws.tensors import batch_norms
+from bayesify.laws.tensors import batch_norms, tensor_of
 from bayesify.laws.trace import Trace, signature, trace_network
 from bayesify.laws.vectorised import vectorised_pass
 from bayesify.likelihoods import Likelihood
@@ -101,9 +101,12 @@ class RandomNetwork(nn.Module):
             known = None
             try:
                 p.noise = runtime.noise
+                if p.kind == "draw" and not (answer := self._continues(kwargs)):
+                    raise ValueError(answer)
                 if patch is None and p.trace is None and p.kind in self.law.traced:
-                    known = signature((args, dict(kwargs)))
-                    p.trace = self._trace(known, (args, dict(kwargs)))
+                    arguments = (args, without_cache(kwargs))
+                    known = signature(arguments)
+                    p.trace = self._trace(known, arguments)
                 with self._prepared(p), self._placed(p, self.patch(p) if patch is None else patch):
                     output = self.network(*args, **kwargs)
             except BaseException:
@@ -114,9 +117,13 @@ class RandomNetwork(nn.Module):
                 runtime.runner = before
             if p.trace is not None:
                 p.trace.prove()
-            if p.rows:
+            if p.rows and kwargs.get(CACHE) is None:
                 self.inputs_seen.note(args, dict(kwargs))
             return output
+
+    def _continues(self, kwargs: Mapping[str, Any]) -> Literal[True] | Refusal:
+        """Return whether a draw can go on from a key-value cache, where there is one."""
+        return True if kwargs.get(CACHE) is None else self.law.continues
 
     def patch(self, p: Pass) -> Patch:
         """Return what the law puts in the network's place, with the statistics that belong to drawn weights."""
@@ -141,10 +148,17 @@ class RandomNetwork(nn.Module):
             return found
         return {**found, **self.statistics.of(self.network, self.law.row_of(key) + 1)}
 
-    def plain_network(self) -> nn.Module:
-        """Return a copy of the network, as a plain module."""
+    def plain_network(self, tensors: Mapping[str, Tensor] | None = None) -> nn.Module:
+        """Return a copy of the network, as a plain module.
+
+        Args:
+            tensors: What stands in the places of the network's own parameters and buffers, by name. Where it is given,
+                parameters that are not among them share their memory with this network's; None copies all.
+        """
         with self.runtime.modes.lock:
-            return without_guards(copy.deepcopy(self.network))
+            return without_guards(
+                copy.deepcopy(self.network, None if tensors is None else _shared(self.network, tensors))
+            )
 
     @contextmanager
     def patched(self, patch: Patch) -> Iterator[None]:
@@ -303,6 +317,19 @@ class RandomNetwork(nn.Module):
     def read(self, output: Any) -> Tensor:
         """Find the tensor of logits or means in the network's output."""
         return self.likelihood.read(output, self.output_key)
+
+
+def _shared(network: nn.Module, tensors: Mapping[str, Tensor]) -> dict[int, Any]:
+    """Return what a copy takes for the network's tensors, by their `id`: new ones, or parameters of the same memory."""
+    made: dict[int, Any] = {}
+    for parameter in network.parameters():
+        plain = type(parameter) is nn.Parameter  # others, as quantised ones, know more than their numbers
+        made[id(parameter)] = nn.Parameter(parameter.detach(), parameter.requires_grad) if plain else parameter
+    for name, tensor in tensors.items():
+        own = tensor_of(network, name)
+        value = tensor.detach().to(own.dtype, copy=True).contiguous()
+        made[id(own)] = nn.Parameter(value, own.requires_grad) if isinstance(own, nn.Parameter) else value
+    return made
 
 
 def rows_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:

@@ -32,12 +32,16 @@ class MCDropout(Method):
         insert_before: Give layers without dropout one on their input: "linear" (entries), "conv" (whole channels,
             where there are at least 8) or "all". Needs `p`, and a network that was not trained so should be fitted
             for a few epochs.
+        masks: "entries", as dropout layers do; or "features", one number for each feature, the same at every position
+            of a text (Gal and Ghahramani 2016b, as in recurrent networks), so that a draw goes on from a key-value
+            cache and is one function of texts of any length.
     """
 
     name = "mc-dropout"
 
     p: float | None = None
     insert_before: Literal["linear", "conv", "all"] | None = None
+    masks: Literal["entries", "features"] = "entries"
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -45,6 +49,8 @@ class MCDropout(Method):
             raise ValueError(f"p is the probability to drop, between 0 and 1, but it is {self.p}.")
         if self.insert_before is not None and self.p is None:
             raise ValueError("insert_before needs a rate: MCDropout(p=0.1, insert_before=...).")
+        if self.masks not in ("entries", "features"):
+            raise ValueError(f"masks are of 'entries' or 'features', but they are {self.masks!r}.")
 
     @classmethod
     def example(cls) -> MCDropout:
@@ -88,9 +94,12 @@ class MCDropout(Method):
         module = network.get_submodule(name)
         found = layer_type(module)
         if found.dropout is not None:
-            return DropoutSite(name, self._rate(module), found.dropout.channel_dim, found.dropout.alpha)
-        assert self.p is not None
-        return DropoutSite(name, self.p, None if found.family == "linear" else 1, inserted=True)
+            kind, rate, inserted = found.dropout, self._rate(module), False
+        else:
+            assert self.p is not None
+            kind, rate, inserted = DropoutLayer(None if found.family == "linear" else 1), self.p, True
+        features = self.masks == "features"
+        return DropoutSite(name, rate, kind.channel_dim, kind.alpha, inserted=inserted, features=features)
 
     def _wants(self, module: nn.Module) -> bool:
         families: dict[str | None, tuple[Family, ...]] = {"linear": ("linear",), "conv": ("convolution",)}
