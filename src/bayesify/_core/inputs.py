@@ -14,6 +14,7 @@ from bayesify._core.trees import TARGET_KEYS, map_tensors, without_arrays
 __all__ = ["as_inputs", "as_loader", "in_network_type"]
 
 _LOADER = "torch.utils.data.DataLoader(data, batch_size=64)"
+_ROWS = "bayesify.integrations.transformers.loader(posterior, data, tokenizer)"
 
 
 def as_inputs(inputs: Any) -> tuple[Any, bool]:
@@ -31,9 +32,8 @@ def as_loader(loader: Any, function: str, wanted: str = "a loader of batches") -
         raise TypeError(f"{function} takes {wanted}, not a data set: wrap it in a DataLoader, {_LOADER}.")
     if hasattr(loader, "column_names") and hasattr(loader, "__getitem__"):
         raise TypeError(
-            f"{function} takes {wanted}, and not a data set with the columns {list(loader.column_names)}. Choose those "
-            "that the network takes, and let a collate function make batches of them: torch.utils.data.DataLoader("
-            "data.select_columns([...]), batch_size=64, collate_fn=transformers.DataCollatorWithPadding(tokenizer))."
+            f"{function} takes {wanted}, and not a data set with the columns {list(loader.column_names)}. Make batches "
+            f"of those that the network takes: {_ROWS}, or a DataLoader with a collate_fn of your own."
         )
     if hasattr(loader, "iloc") and hasattr(loader, "to_numpy"):
         raise TypeError(
@@ -43,7 +43,7 @@ def as_loader(loader: Any, function: str, wanted: str = "a loader of batches") -
     if isinstance(loader, str | bytes):
         raise TypeError(
             f"{function} takes {wanted}, not text: tokenise it first, tokenizer(texts, padding=True, "
-            'return_tensors="pt").'
+            f'return_tensors="pt"), or {_ROWS}.'
         )
     if isinstance(loader, Tensor | Mapping) or (
         not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__")
@@ -52,8 +52,8 @@ def as_loader(loader: Any, function: str, wanted: str = "a loader of batches") -
     if isinstance(loader, list) and loader and _is_example(loader[0]):
         raise TypeError(
             f"{function} takes {wanted}, but got a list of single examples. Put them into batches: "
-            "torch.utils.data.DataLoader(examples, batch_size=64), with a collate_fn that pads where lengths differ, "
-            "as transformers.DataCollatorWithPadding(tokenizer)."
+            f"{_ROWS} for tokens or texts, or torch.utils.data.DataLoader(examples, batch_size=64) with a collate_fn "
+            "that pads where lengths differ."
         )
     return loader  # type: ignore[no-any-return]
 
