@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
@@ -49,7 +50,7 @@ def fit_members(
         keep_network: Whether the network is one more member, the first, as it is.
         include: As in `convert`.
         exclude: As in `convert`.
-        likelihood: As in `convert`; one with parameters is learned with the first fit.
+        likelihood: As in `convert`; each fit learns the parameters of its own, and the first one's counts.
         checkpoint: A folder, in which each fit has one of its own; a run that was interrupted goes on.
         seed: Of the first member; the others have the next ones.
         options: Of `fit`, for all members.
@@ -79,14 +80,12 @@ def fit_members(
     found = []
     for number in range(seed, seed + members):
         own = dataclasses.replace(resolved, seed=number) if hasattr(resolved, "seed") else resolved  # type: ignore[call-arg]
-        posterior = convert(network, own, include=include, exclude=exclude, likelihood=likelihood)
+        posterior = convert(network, own, include=include, exclude=exclude, likelihood=copy.deepcopy(likelihood))
         folder = None if checkpoint is None else Path(checkpoint) / f"member-{number}"
         fit(posterior, loader, seed=number, checkpoint=folder, **options)
         found.append(posterior)
     if keep_network:
-        plain = convert(network, MAP(), likelihood=likelihood)
-        plain.likelihood = found[0].likelihood
-        found = [plain, *found]
+        found = [convert(network, MAP(), likelihood=found[0].likelihood), *found]
     made = ensemble(found).eval()
     if made.law.functions is None:
         made.default_draws = DRAWS * len(found)

@@ -13,9 +13,11 @@ import torch
 
 import bayesify
 from bayesify.laws import StudentLaw
+from experiments.board import Board, Way
 from experiments.config import Config, Fit, Student
 from experiments.configs import experiments
 from experiments.digits import Digits
+from experiments.keep import keep, measure
 from experiments.measures import Predictor, Predictors, Scored
 from experiments.records import RESULTS
 from experiments.run import fitted, found, main, measured
@@ -181,3 +183,16 @@ def test_a_row_can_be_an_ensemble_of_fits_and_the_student_of_it(tmp_path):
     assert isinstance(student.law, StudentLaw)
     assert "members" not in own.described()
     assert {"members", "student"} <= taught.described().keys()
+
+
+def test_a_kept_folder_has_the_figures_of_its_row(tmp_path):
+    fine = bayesify.MAP(epochs=1, lr=0.05)
+    board = Board(way=Way(temperatures="each", pooling="log-probs"))
+    members = (Fit(QUICK, bayesify.MAP()), Fit(QUICK, fine))
+    row = Config("both", QUICK, bayesify.MAP(), (board,), members=members)
+    options = {"seed": 0, "work": tmp_path / "work"}
+    keep(tmp_path / "kept", row, ("tiny", "both"), **options)
+    figures = measure(tmp_path / "kept", row, **options)
+    expected = measured(row, 0, work=tmp_path / "work")["test"]
+    assert {name: round(value, 5) for name, value in figures.items()} == expected
+    assert json.loads((tmp_path / "kept" / "row.json").read_text()) == {"row": ["tiny", "both"], "seed": 0}

@@ -112,7 +112,8 @@ class DeepEnsemble(Method):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             members = [start_member(network, names, self.start, self.perturb_std, buffers) for _ in range(self.members)]
-        law = MemberLaw(network, [PointLaw(network, own) for own in [{}, *members][not self.keep_network :]])
+        kept = [PointLaw(network)] if self.keep_network else []
+        law = MemberLaw(network, [*kept, *(PointLaw(network, own) for own in members)])
         law.keep_statistics = trunk
         return law, table
 
