@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from experiments.board_tables import BOARDS
+from experiments.lora_tables import ADAPTERS
 from experiments.tables import Cell, Line, markdown, rows_of, shown, table
 
 __all__ = ["TABLES"]
@@ -480,4 +481,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "truth-numbers": partial(decomposition, "numbers"),
     "truth-hmc": partial(table, "truth_hmc", HMC, HMC_LINES),
     **BOARDS,
+    **ADAPTERS,
 }

@@ -17,7 +17,9 @@ import bayesify
 from bayesify import Categorical, ClassificationPrediction, Posterior, RegressionPrediction, measure
 from experiments.config import Setting
 
-__all__ = ["Pixels", "Predictor", "Predictors", "Scored", "calibrated", "quality", "targets_of"]
+__all__ = ["Pixels", "Predictor", "Predictors", "Scored", "Widened", "calibrated", "labels_of", "quality", "targets_of"]
+
+IGNORED = -100
 
 
 @dataclass(frozen=True)
@@ -49,22 +51,43 @@ class Scored:
             if not drawn:
                 return found.log_probs[None], found.epistemic
             assert found.samples is not None
-            return found.samples.clamp_min(torch.finfo(torch.float32).tiny).log(), found.epistemic
+            made = found.samples.clamp_min(torch.finfo(torch.float32).tiny).log()
+            if made.ndim == 3:
+                return made, found.epistemic
+            counted = targets_of(posterior, loader) != IGNORED  # tokens are examples
+            return made[:, counted], found.epistemic[counted]
 
-        val = logits(setting.val)[0], targets_of(posterior, setting.val)
+        val = logits(setting.val)[0], labels_of(posterior, setting.val)
         if not self.test:
             return calibrated(val, None)
         own, epistemic = logits(setting.test)
         others = {name: logits(loader) for name, loader in setting.ood.items()}
-        row = calibrated(
-            val, (own, targets_of(posterior, setting.test)), {name: one[0] for name, one in others.items()}
-        )
+        row = calibrated(val, (own, labels_of(posterior, setting.test)), {name: one[0] for name, one in others.items()})
         if not drawn:  # one prediction has no draws that disagree: its own epistemic part counts
             for part in ("test", "test, calibrated"):
                 row[part] = {key: value for key, value in row[part].items() if "-epistemic/" not in key}
             for name, (_, other) in others.items():
                 row["test"][f"auroc-epistemic/{name}"] = round(measure.auroc(epistemic, other), 5)
         return row
+
+
+@dataclass(frozen=True)
+class Widened(Scored):
+    """The same after the width of the noise was found on the validation set."""
+
+    def __call__(self, posterior: Posterior, setting: Setting, *, seed: int, trial: bool) -> dict[str, Any]:
+        """Return the measures, and by how much the noise is wider."""
+        made = copy.deepcopy(posterior)
+        number = self.num_draws if self.num_draws is None or not trial else min(3, self.num_draws)
+        bayesify.widen(made, setting.val, num_draws=number, seed=seed)
+        row = super().__call__(made, setting, seed=seed, trial=trial)
+        return {**row, "factor": round(made.widening.factor if made.widening else 1.0, 4)}
+
+
+def labels_of(posterior: Posterior, loader: DataLoader[Any]) -> Tensor:
+    """Return all targets of a loader that count, of tokens or pixels too, as one list."""
+    targets = targets_of(posterior, loader)
+    return targets if targets.ndim == 1 else targets[targets != IGNORED]
 
 
 def targets_of(posterior: Posterior, loader: DataLoader[Any]) -> Tensor:

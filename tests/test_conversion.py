@@ -252,7 +252,10 @@ def test_the_network_is_untouched(method):
     assert {name: module.training for name, module in plain.named_modules()} == modes
     assert all(not module._forward_pre_hooks for module in plain.modules())
     shared = {t.data_ptr() for t in posterior.state_dict().values() if t.numel()}
-    assert shared.isdisjoint(t.data_ptr() for t in plain.state_dict().values() if t.numel())
+    own = {name: t.data_ptr() for name, t in plain.state_dict().items() if t.numel()}
+    assert {name for name, place in own.items() if place in shared} == {"0.weight"}, "what is frozen, and no more"
+    alone = {t.data_ptr() for t in convert(plain, method, share=False).state_dict().values() if t.numel()}
+    assert alone.isdisjoint(own.values())
 
 
 def test_each_layer_keeps_its_own_mode(method):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from experiments.config import Config
-from experiments.configs import abnn, adapter, baselines, gain, ibnn, laplace, scoreboard, streamlined
+from experiments.configs import abnn, adapter, baselines, gain, ibnn, laplace, lora, scoreboard, streamlined
 
 __all__ = ["experiments"]
 
-MODULES = (abnn, adapter, baselines, gain, ibnn, laplace, scoreboard, streamlined)
+MODULES = (abnn, adapter, baselines, gain, ibnn, laplace, lora, scoreboard, streamlined)
 
 
 def experiments() -> dict[str, Sequence[Config]]:

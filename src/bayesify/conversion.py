@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from bayesify._core.files import fingerprint
+from bayesify._core.sharing import Shared, constants, copied
 from bayesify.laws import Draw, Law, MemberLaw, PointLaw, Posterior
 from bayesify.laws.members import rebase
 from bayesify.laws.recomputation import without_guards
+from bayesify.layers import adapter_modules
 from bayesify.likelihoods import Likelihood
 from bayesify.methods import MAP, DeepEnsemble, Method, as_method, inherit
 from bayesify.selection import Conversion, ConversionRow, Patterns, Selection
@@ -29,8 +31,12 @@ def convert(
     include: Patterns | None = None,
     exclude: Patterns | None = None,
     likelihood: str | Likelihood = "classification",
+    share: bool = True,
 ) -> Posterior:
     """Make a posterior of a trained network; the network itself is left untouched.
+
+    Of a network with an adapter of peft (LoRA and others) the adapter becomes random and nothing else, unless `include`
+    says otherwise.
 
     Args:
         network: Any module: a bare layer, or a whole model. Its weights become the posterior's starting point.
@@ -38,6 +44,10 @@ def convert(
         include: Convert only these modules: patterns on qualified names (with all that is inside), or exact types.
         exclude: Leave these modules deterministic; wins over `include`.
         likelihood: What the outputs mean: "classification", "binary", "regression", or a likelihood object.
+        share: Whether the posterior reads frozen parameters (`requires_grad=False`), and whole-number matrices of
+            quantised layers, where the network has them, instead of copying them: a large base is in memory once. They
+            are copied when they begin to learn or are moved. False copies all, for a network that is going to be
+            changed in place, as by merging an adapter.
 
     Returns:
         The posterior. `posterior.conversion` says for each module whether it was converted, and why not.
@@ -61,15 +71,18 @@ def convert(
         raise TypeError(f"convert needs a torch.nn.Module, but got a {type(network).__name__}.")
     selection = Selection(include, exclude)
     selection.check(network)
+    if include is None and not resolved.beside_adapters:
+        names = adapter_modules(network)
+        selection = selection if names is None else selection.within_adapter(names)
     _warn_of_nan(network)
-    return build(network, resolved, selection, likelihood)
+    return build(network, resolved, selection, likelihood, share=share)
 
 
 def _warn_of_nan(network: nn.Module) -> None:
     broken = [
         name
         for name, tensor in (*network.named_parameters(), *network.named_buffers())
-        if tensor.is_floating_point() and not is_lazy(tensor) and tensor.device.type != "meta" and tensor.isnan().any()
+        if tensor.is_floating_point() and not is_lazy(tensor) and tensor.device.type != "meta" and _has_nan(tensor)
     ]
     if broken:
         more = f" and {len(broken) - 3} more" if len(broken) > 3 else ""
@@ -80,6 +93,11 @@ def _warn_of_nan(network: nn.Module) -> None:
         )
 
 
+def _has_nan(tensor: Tensor) -> bool:
+    # A sum takes no memory; that of large numbers may be NaN too.
+    return bool(tensor.detach().sum().isnan()) and bool(tensor.isnan().any())
+
+
 def build(
     network: nn.Module,
     method: Method,
@@ -87,20 +105,24 @@ def build(
     likelihood: str | Likelihood,
     *,
     frozen: Iterable[str] | None = None,
+    share: bool = True,
 ) -> Posterior:
     """Build a posterior on a copy of the network, and note what the network's own tensors are.
 
-    `frozen` names the parameters that do not learn, which decides what can be random; None asks the network.
+    `frozen` names the parameters that do not learn, which decides what can be random; None asks the network. Their
+    memory is the network's own where it is to be shared.
     """
-    copied = without_guards(copy.deepcopy(network))
-    if frozen is not None:
-        names = set(frozen)
-        for name, parameter in copied.named_parameters():
+    names = None if frozen is None else set(frozen)
+    shared = constants(network, names) if share else []
+    made = without_guards(copied(network, shared))
+    if names is not None:
+        for name, parameter in made.named_parameters():
             parameter.requires_grad_(name not in names)
-    held = [name for name, parameter in copied.named_parameters() if not parameter.requires_grad]
-    modes = [(module, module.training) for module in copied.modules()]
-    law, table = method.build(copied, selection)
-    posterior = Posterior(copied, law, method=method)
+    held = [name for name, parameter in made.named_parameters() if not parameter.requires_grad]
+    modes = [(module, module.training) for module in made.modules()]
+    law, table = method.build(made, selection)
+    posterior = Posterior(made, law, method=method)
+    posterior.shared = Shared(made, shared)
     posterior.conversion = table
     posterior.learning = method.state(posterior)
     posterior.frozen = held
@@ -160,7 +182,7 @@ def ensemble(members: Sequence[nn.Module], *, likelihood: str | Likelihood = "cl
 def _mixture(posteriors: Sequence[Posterior]) -> Posterior:
     """Return the mixture of posteriors, whose laws then share the first one's network."""
     first = posteriors[0]
-    shared = first.plain_network()
+    shared = first.plain_network(share=True)
     parts: list[Law] = []
     sources: list[dict[str, Any]] = []
     draws = 0

@@ -23,6 +23,7 @@ Pattern = str | type[nn.Module]
 Patterns = Pattern | Sequence[Pattern]
 
 _NOT_INCLUDED = "not included"
+_NOT_ADAPTER = "not in the adapter"
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ class Selection:
         self.include = _listed(include, "include")
         self.exclude = _listed(exclude, "exclude")
         self.names: frozenset[str] | None = None
+        self.otherwise = _NOT_INCLUDED  # why modules of other names are left out
 
     @classmethod
     def exactly(cls, names: Iterable[str]) -> Selection:
@@ -94,10 +96,15 @@ class Selection:
         selection.names = frozenset(names)
         return selection
 
+    def within_adapter(self, names: Iterable[str]) -> Selection:
+        """Select of an adapter's modules, which have these names, all that are not excluded."""
+        self.names, self.otherwise = frozenset(names), _NOT_ADAPTER
+        return self
+
     def reason_against(self, names: Sequence[str], module: nn.Module) -> str | None:
         """Return why a module is left out, or None when it is wanted; a shared module has several names."""
         if self.names is not None and self.names.isdisjoint(names):
-            return _NOT_INCLUDED
+            return self.otherwise
         for pattern in self.exclude or ():
             if any(_matches(pattern, name, module) for name in names):
                 return f"excluded by {_show(pattern)}"
@@ -167,8 +174,8 @@ def select_parameters(network: nn.Module, selection: Selection, *, how: str) -> 
     for name, reason in reasons.items():
         module = network.get_submodule(name)
         shared = [names[id(p)] for p in module.parameters(recurse=False) if id(p) in names]
-        if reason == _NOT_INCLUDED and shared:
-            reason = f"not included, but shares {shared[0]!r}, which is random"
+        if reason in (_NOT_INCLUDED, _NOT_ADAPTER) and shared:
+            reason = f"{reason}, but shares {shared[0]!r}, which is random"
         elif reason is not None and shared:
             raise ValueError(
                 f"Module {name!r} is {reason}, but it shares {shared[0]!r} with a module that is converted, and a "
@@ -182,10 +189,13 @@ def require_something(conversion: Conversion, network: nn.Module, method: str, n
     """Raise, listing what there is, if nothing was converted."""
     if not conversion.converted:
         table = f"\n{conversion}" if conversion.rows else ""
-        left = any(row.reason.startswith(("not included", "excluded")) for row in conversion.rows)
+        left = any(row.reason.startswith((_NOT_INCLUDED, "excluded")) for row in conversion.rows)
+        beside = any(row.reason.startswith(_NOT_ADAPTER) for row in conversion.rows)
+        words = "include and exclude leave out what the table shows. " * left
+        words += "Of a network with an adapter only this is converted; include=['*'] takes all. " * beside
         raise ValueError(
             f"{method} found nothing to convert: it needs {needs}. "
-            f"{'include and exclude leave out what the table shows. ' if left else ''}The network has: "
+            f"{words}The network has: "
             f"{_listing(dict(network.named_modules()))}.{table}"
         )
 

@@ -18,6 +18,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 __all__ = [
     "FileError",
@@ -54,6 +55,9 @@ def fingerprint(tensor: Tensor) -> str:
     ... )
     (True, False)
     """
+    if is_traceable_wrapper_subclass(tensor):  # made of other tensors, as quantised ones are
+        names, settings = tensor.__tensor_flatten__()
+        return digest([type(tensor).__name__, str(settings), *(fingerprint(getattr(tensor, name)) for name in names)])
     plain = tensor.detach().cpu().contiguous()
     found = hashlib.sha1(f"{plain.dtype}{tuple(plain.shape)}".encode(), usedforsecurity=False)
     if plain.numel():

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bayesify._core.files import FileError, digest, pack, read_tensors, remove_temporaries, unpack, write_tensors
 from bayesify.fitting.history import History
-from bayesify.fitting.identity import differences, state_tensors
+from bayesify.fitting.identity import differences, own_tensors
 from bayesify.laws import Posterior
 
 __all__ = ["ANEW", "Checkpoint", "Progress", "Saved"]
@@ -97,7 +97,7 @@ class Checkpoint:
         """Write everything; a reader finds the checkpoint before or this one, never a part."""
         if self.folder is None:
             return
-        tensors = {f"posterior.{name}": tensor for name, tensor in state_tensors(posterior).items()}
+        tensors = {f"posterior.{name}": tensor for name, tensor in own_tensors(posterior).items()}
         tree = pack({**parts, "progress": vars(progress), "history": history.to_dict()}, tensors, "run")
         write_tensors(self.path, tensors, {"format": FORMAT, "settings": self.settings, "tree": tree})
 
@@ -107,7 +107,7 @@ class Checkpoint:
         Each stage has a file, since a run that is killed early in a stage goes on at the end of the one before.
         """
         if self.folder is not None:
-            write_tensors(self._best(stage), state_tensors(posterior), {"run": digest(self.settings)})
+            write_tensors(self._best(stage), own_tensors(posterior), {"run": digest(self.settings)})
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
@@ -158,7 +158,8 @@ class Checkpoint:
 
     def restore(self, posterior: Posterior, tensors: dict[str, Tensor]) -> None:
         """Put a posterior into a state that was kept."""
-        others = {name: value for name, value in posterior.state_dict().items() if not isinstance(value, Tensor)}
+        kept = own_tensors(posterior).keys()
+        others = {name: value for name, value in posterior.state_dict().items() if name not in kept}
         try:
             posterior.load_state_dict({**others, **tensors})
         except RuntimeError as error:

@@ -23,6 +23,7 @@ __all__ = [
     "describe_start",
     "differences",
     "length",
+    "own_tensors",
     "state_tensors",
 ]
 
@@ -44,6 +45,12 @@ def length(loader: Iterable[Any]) -> int:
 def state_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return the tensors of a state; what else `get_extra_state` may give is the network's own."""
     return {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
+
+
+def own_tensors(posterior: Posterior) -> dict[str, Tensor]:
+    """Return the tensors of a posterior's state that it shares with no other network: all that a run can change."""
+    shared = {f"network.{name}" for name in posterior.shared.names}
+    return {name: tensor for name, tensor in state_tensors(posterior).items() if name not in shared}
 
 
 def describe_start(posterior: Posterior) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from bayesify.fitting.identity import (
     describe_optimizer,
     describe_start,
     length,
-    state_tensors,
+    own_tensors,
 )
 from bayesify.fitting.learner import Learner
 from bayesify.fitting.log import Log, open_log
@@ -228,7 +228,7 @@ class Run:
             if val_nll is not None and (state.best_nll is None or val_nll < state.best_nll):
                 state.best_nll, state.best_epoch = val_nll, state.epoch
                 if self.patience is not None:
-                    best = {name: tensor.detach().clone() for name, tensor in state_tensors(self.posterior).items()}
+                    best = {name: tensor.detach().clone() for name, tensor in own_tensors(self.posterior).items()}
                     if self.engine.rank == 0:
                         self.checkpoint.save_best(self.posterior, index)
             self._record(stage, optimizer, val_nll)

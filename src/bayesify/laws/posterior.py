@@ -16,6 +16,7 @@ from bayesify._core.trees import split_batch
 from bayesify.laws.law import Law
 from bayesify.laws.modal_network import Draw, ModalNetwork
 from bayesify.laws.passes import Refusal, ShapeError
+from bayesify.laws.tensors import tensor_of
 from bayesify.likelihoods import Likelihood, as_likelihood
 from bayesify.likelihoods.likelihood import is_called
 
@@ -194,6 +195,7 @@ class Posterior(ModalNetwork):
         if likelihood is not None:
             self.set_likelihood(likelihood)
             warn_renamed("likelihood= of loss", "convert(network, method, likelihood=...)", stacklevel=4)
+        self.shared.own(self.network)
         inputs, targets = self.split_batch(batch)
         self.runtime.modes_learned = False  # what was looked at before with gradients on is not what is trained
         if ood is None:
@@ -230,7 +232,24 @@ class Posterior(ModalNetwork):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         self.make_room({name.removeprefix(prefix): value for name, value in state_dict.items()})
+        given = {name: state_dict.get(f"{prefix}network.{name}") for name in self.shared.names}
+        self.shared.own(self.network, [n for n, t in given.items() if t is not None and self._differs(n, t)])
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _differs(self, name: str, tensor: Tensor) -> bool:
+        own = tensor_of(self.network, name)
+        if own.data_ptr() == tensor.data_ptr():
+            return False
+        return own.shape != tensor.shape or not torch.equal(own, tensor.to(own.device, own.dtype))
+
+    def require_unchanged(self) -> None:
+        """Raise if somebody has written to the memory that this posterior shares with the network it was made of."""
+        if changed := self.shared.changed(self.network):
+            raise ValueError(
+                f"The network that this posterior was made of was changed in place, as by training or by merging an "
+                f"adapter, and the posterior shares its frozen {changed[0]!r} and {len(changed) - 1} more. Make the "
+                "posterior anew; convert(network, method, share=False) copies what would be shared."
+            )
 
     def extra_repr(self) -> str:
         """Show the method."""
@@ -247,7 +266,11 @@ def require_posterior(value: object) -> None:
 
 
 def warn_unless_learned(posterior: Posterior, *, stacklevel: int = 3) -> None:
-    """Raise inside of a loop that has not ended; warn, once for each posterior, if it is not random yet."""
+    """Raise inside of a loop that has not ended; warn, once for each posterior, if it is not random yet.
+
+    A posterior whose network was changed behind its back raises too.
+    """
+    posterior.require_unchanged()
     if posterior.unfinished:
         raise ValueError(posterior.learned)
     if posterior._asked:

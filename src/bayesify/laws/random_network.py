@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from bayesify._core.inputs import in_network_type
 from bayesify._core.modes import evaluation_mode
 from bayesify._core.random import Key
 from bayesify._core.seen import InputsSeen
+from bayesify._core.sharing import Shared, alias, copied
 from bayesify._core.trees import CACHE, arguments_of, batch_rows, repeat_rows, without_cache
 from bayesify.laws.law import Component, Law
 from bayesify.laws.norm_statistics import statistics_apart, statistics_kept, tracking_norms
@@ -47,6 +48,7 @@ class RandomNetwork(nn.Module):
         output_key: Which entry of a structured output holds the logits or means; None finds it.
         statistics: Batch-normalisation statistics of drawn weights, for laws and networks that have such.
         inputs_seen: How the inputs of the last pass were built, without their values.
+        shared: Which of the network's tensors have their memory in common with another network.
         runtime: The lock, the modes and the dry runs, which no copy takes over.
     """
 
@@ -62,7 +64,16 @@ class RandomNetwork(nn.Module):
         law.__dict__["statistics"] = self.statistics
         self.output_key: str | int | None = None
         self.inputs_seen = InputsSeen()
+        self.shared = Shared(network)
         self.runtime = Runtime()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return a copy, which has the same memory in common."""
+        for name in self.shared.names:
+            alias(tensor_of(self.network, name), memo)
+        made = memo[id(self)] = type(self).__new__(type(self))
+        made.__setstate__(copy.deepcopy(self.__dict__, memo))
+        return made
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Leave behind what belongs to the posterior that this one is a copy of."""
@@ -148,17 +159,18 @@ class RandomNetwork(nn.Module):
             return found
         return {**found, **self.statistics.of(self.network, self.law.row_of(key) + 1)}
 
-    def plain_network(self, tensors: Mapping[str, Tensor] | None = None) -> nn.Module:
+    def plain_network(self, tensors: Mapping[str, Tensor] | None = None, *, share: bool = False) -> nn.Module:
         """Return a copy of the network, as a plain module.
 
         Args:
             tensors: What stands in the places of the network's own parameters and buffers, by name. Where it is given,
                 parameters that are not among them share their memory with this network's; None copies all.
+            share: Whether tensors whose memory this network has in common with another are not copied even so.
         """
         with self.runtime.modes.lock:
-            return without_guards(
-                copy.deepcopy(self.network, None if tensors is None else _shared(self.network, tensors))
-            )
+            if tensors is None:
+                return without_guards(copied(self.network, self.shared.names if share else ()))
+            return without_guards(copy.deepcopy(self.network, _shared(self.network, tensors)))
 
     @contextmanager
     def patched(self, patch: Patch) -> Iterator[None]:

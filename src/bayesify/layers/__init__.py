@@ -1,5 +1,6 @@
 """What is known of types of layers: one table, and the gradients of each example in their parameters."""
 
+from bayesify.layers._adapters import adapter_layers, adapter_modules
 from bayesify.layers._gradients import (
     AffineGradients,
     ConvolutionGradients,
@@ -39,6 +40,8 @@ __all__ = [
     "LinearMap",
     "NormLayer",
     "Operation",
+    "adapter_layers",
+    "adapter_modules",
     "example_gradients",
     "is_traced",
     "layer_type",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from bayesify._core.deprecation import renamed
+from bayesify._core.sharing import Shared
 from bayesify.laws import (
     STORAGE,
     BankLaw,
@@ -54,7 +55,7 @@ def sample_bank(posterior: Posterior, num_draws: int, *, seed: int = 0, storage:
     require_posterior(posterior)
     warn_unless_learned(posterior)
     keys = posterior.keys(num_draws, seed)
-    network = posterior.plain_network()
+    network = posterior.plain_network(share=True)
     first = posterior.weights(keys[0])
     names = [] if isinstance(first, Refusal) else [name for name, _ in network.named_parameters() if name in first]
     if isinstance(first, Refusal) or not names or set(first) - set(names) - set(statistics_names(network)):
@@ -109,7 +110,7 @@ def join_banks(banks: Sequence[Posterior]) -> Posterior:
         raise ValueError("A bank has no samples yet. Fit its posterior first.")
     chains = [(bank, law, rows) for bank, law in zip(banks, laws, strict=True) for rows in law.chain_rows()]
     each = min(len(rows) for _, _, rows in chains)
-    network = banks[0].plain_network()
+    network = banks[0].plain_network(share=True)
     law = BankLaw(
         network, names=first.names, size=each * len(chains), groups=len(chains), dtype=first.samples.dtype,
         source=source_of(banks[0]),
@@ -152,6 +153,7 @@ def inherit(made: Posterior, source: Posterior) -> None:
     """Give a posterior that was made from another what both have in common."""
     made.conversion, made.output_key = source.conversion, source.output_key
     made.origin, made.frozen = dict(source.origin), list(source.frozen)
+    made.shared = Shared(made.network, source.shared.names)
     made.likelihood = copy.deepcopy(source.likelihood)
     made.law.condition(made.likelihood)
     made.inputs_seen = copy.deepcopy(source.inputs_seen)

@@ -89,6 +89,11 @@ class Laplace(Method):
 
     # -- building -------------------------------------------------------------------------------------------------
 
+    @property
+    def beside_adapters(self) -> bool:
+        """Whether the layer is a head, which is trained beside an adapter."""
+        return self.structure == "last-layer"
+
     def build(self, network: nn.Module, selection: Selection) -> tuple[LaplaceLaw, Conversion]:
         """Take the weights as means; nothing is random until the data have been seen."""
         names, table = select_parameters(network, selection, how=f"Gaussian, {self.structure}")

@@ -153,6 +153,11 @@ class Method(ABC):
         return type(self).survey is not Method.survey
 
     @property
+    def beside_adapters(self) -> bool:
+        """Whether the method itself says where randomness enters, also in a network with an adapter."""
+        return False
+
+    @property
     def learns_by_loss(self) -> bool:
         """Whether all that is learned is learned by following the gradient of the loss; else a loop needs a `Learner`.
 

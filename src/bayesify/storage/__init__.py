@@ -70,6 +70,7 @@ def save(
     require_posterior(posterior)
     if posterior.unfinished:  # which the files would not remember
         raise ValueError(posterior.learned)
+    posterior.require_unchanged()
     state = kept(posterior)
     marks = {name: fingerprint(tensor) for name, tensor in state.items()}
     origin = {} if whole else posterior.origin
