@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import statistics
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -17,6 +16,7 @@ from torch.utils.data import DataLoader
 import bayesify
 from bayesify import Posterior, Prediction, measure
 from experiments.config import Setting
+from experiments.cost import now, seconds
 from experiments.examples import columns_of, figures, intervals
 from experiments.measures import targets_of
 from experiments.shift import Shift
@@ -127,10 +127,10 @@ class Board:
     def __call__(self, posterior: Posterior, setting: Setting, *, seed: int, trial: bool) -> dict[str, Any]:
         """Return the row."""
         plain = bayesify.convert(setting.network, "map", likelihood=copy.deepcopy(setting.likelihood))
-        seconds = _seconds(lambda: bayesify.predict(plain, setting.val, how="mean"))
-        began = _now()
+        once = seconds(lambda: bayesify.predict(plain, setting.val, how="mean"))
+        began = now()
         ready = self.way.ready(posterior, setting, seed=seed, trial=trial)
-        row: dict[str, Any] = {"made ready in predictions of the validation set": round((_now() - began) / seconds, 1)}
+        row: dict[str, Any] = {"made ready in predictions of the validation set": round((now() - began) / once, 1)}
         options = self.way.options(seed=seed, trial=trial)
         row["passes"] = passes_of(ready, options)
         if ready.choice is not None:
@@ -235,17 +235,6 @@ def _cost(plain: Posterior, ready: Posterior, batch: Any, options: Mapping[str, 
     inputs = ready.split_batch(batch)[0]
     ratios = []
     for _ in range(repeats + 1):
-        ours = _seconds(lambda: bayesify.predict(ready, inputs, **options))
-        ratios.append(ours / _seconds(lambda: bayesify.predict(plain, inputs, how="mean")))
+        ours = seconds(lambda: bayesify.predict(ready, inputs, **options))
+        ratios.append(ours / seconds(lambda: bayesify.predict(plain, inputs, how="mean")))
     return statistics.median(ratios[1:])
-
-
-def _seconds(function: Callable[[], Any]) -> float:
-    began = _now()
-    function()
-    return max(_now() - began, 1e-9)
-
-
-def _now() -> float:
-    """Return this process's own time where it has one thread, which other processes do not disturb."""
-    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()

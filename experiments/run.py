@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
-import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -24,6 +23,7 @@ import torch
 import bayesify
 from experiments.config import Config, Setting, Task
 from experiments.configs import experiments
+from experiments.cost import epoch_seconds, now
 from experiments.examples import save_columns
 from experiments.records import RESULTS, Records, config_hash
 
@@ -64,7 +64,7 @@ def _fitted(
     posterior = bayesify.convert(setting.network, method, include=include, likelihood=copy.deepcopy(setting.likelihood))
     if compiled:
         posterior.network.compile()
-    began = time.perf_counter()
+    began = now()
     if method.learns:
         options: dict[str, Any] = {"accuracy_tolerance": 1.0, **setting.fitting}
         if method.epochs and not trial:
@@ -73,7 +73,7 @@ def _fitted(
             assert setting.supervision is not None, f"{config.task} has no OOD inputs to learn from"
             options |= setting.supervision()
         bayesify.fit(posterior, setting.train, seed=seed, progress=False, **options)
-    seconds = time.perf_counter() - began
+    seconds = now() - began
     return (copy.deepcopy(posterior) if compiled else posterior).eval(), seconds  # a copy is not compiled
 
 
@@ -112,9 +112,10 @@ def measured(
         posterior, seconds = _fitted(_to_fit(config), seed, trial, work, compiled)
     except bayesify.NonFiniteError as error:
         return {"failed": str(error)}
-    row: dict[str, Any] = {"fit seconds": round(seconds, 1)}
-    row["parameters learned"] = sum(p.numel() for p in posterior.parameters() if p.requires_grad)
     setting = ready(config.task, seed, trial, work)
+    row: dict[str, Any] = {"fit seconds": round(seconds, 1)}
+    row["fit in plain epochs"] = round(seconds / epoch_seconds(setting), 3) if config.method.learns else 0.0
+    row["parameters learned"] = sum(p.numel() for p in posterior.parameters() if p.requires_grad)
     for measure in config.measures:
         row |= measure(posterior, setting, seed=seed, trial=trial)
     columns = row.pop("examples", None)
