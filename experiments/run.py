@@ -138,10 +138,11 @@ def run(
     name: str, configs: Sequence[Config], *, seeds: Sequence[int] | None = None, trial: bool = False, work: Path,
     results: Path = RESULTS, compiled: bool = False,
 ) -> None:  # fmt: skip
-    """Make the rows of an experiment that are not there."""
+    """Make the rows of an experiment that are not there, seed by seed, so that rows share the network of a seed."""
     records = Records(None if trial else results / f"{name}.json")
-    for config in configs:
-        for seed in config.seeds[:1] if trial else (config.seeds if seeds is None else seeds):
+    wanted = {config: config.seeds[:1] if trial else (config.seeds if seeds is None else seeds) for config in configs}
+    for seed in dict.fromkeys(seed for some in wanted.values() for seed in some):
+        for config in (config for config, some in wanted.items() if seed in some):
             make = partial(measured, config, seed, trial=trial, work=work, compiled=compiled)
             records.row(config.name, make, config=config.described(), seed=seed)
 
