@@ -17,6 +17,8 @@ __all__ = ["BOARDS", "board", "made_rows", "uci"]
 Columns = Mapping[str, Cell | Sequence[Cell]]
 
 QUALITY: Columns = {
+    "fit": Cell(("fit in plain epochs",), digits=2, spread=False),
+    "made ready": Cell(("made ready in predictions of the validation set",), digits=0, spread=False),
     "passes": Cell(("passes",), digits=0, spread=False),
     "cost": Cell(("cost in plain passes",), digits=1, spread=False),
     "error %": Cell(("test", "error"), 100, 2),
@@ -62,7 +64,9 @@ def made_rows(name: str, folder: Path = RESULTS) -> dict[str, list[dict[str, Any
         except (KeyError, FileNotFoundError):
             continue
         if not any("failed" in row for row in rows):
-            found[config.name] = rows
+            # Rows that are older than this figure have it where nothing was fitted.
+            costs = [{} if row.get("fit seconds", 1.0) else {"fit in plain epochs": 0.0} for row in rows]
+            found[config.name] = [cost | row for cost, row in zip(costs, rows, strict=True)]
     return found
 
 
@@ -96,16 +100,16 @@ def _cell(cell: Cell | Sequence[Cell], rows: Sequence[Mapping[str, Any]]) -> str
     return " / ".join(text for text in texts if text)
 
 
-def _apart(name: str, row: str, folder: Path) -> str:
-    """Return the difference of the NLL with its interval, of one seed, or the mean of several with none."""
+def _apart(name: str, row: str, folder: Path, digits: int = 4) -> str:
+    """Return the difference of the NLL with its interval, of one seed, or mean and standard deviation of several."""
     try:
         found = [one["nll"] for one in rows_of(f"{name}_pairs", row, folder=folder)]
     except (KeyError, FileNotFoundError):
         return ""
-    mean = shown(sum(one["difference"] for one in found) / len(found), 4)
     if len(found) > 1:
-        return mean
-    return f"{mean} ({' to '.join(shown(end, 4) for end in found[0]['interval'])})"
+        return Cell(("difference",), digits=digits).of(found)
+    mean = shown(found[0]["difference"], digits)
+    return f"{mean} ({' to '.join(shown(end, digits) for end in found[0]['interval'])})"
 
 
 def _missing(*names: str) -> str:
@@ -126,7 +130,7 @@ def summary(name: str, rows: Mapping[str, str], *, folder: Path = RESULTS) -> st
 
 
 def uci(kind: str, *, folder: Path = RESULTS) -> str:
-    """Return the NLL of every table with rows, or the other figures, divided by strokes."""
+    """Return the NLL of every table with rows, its difference from the bar's, or the other figures, by strokes."""
     names = {table: f"scoreboard_uci_{table}" for table in TABLES}
     rows = {table: found for table, name in names.items() if (found := made_rows(name, folder))}
     if not rows:
@@ -136,11 +140,16 @@ def uci(kind: str, *, folder: Path = RESULTS) -> str:
         cells = [Cell(("test", key), scale, digits, spread=False) for key, scale, digits in REGRESSION.values()]
     labels = dict.fromkeys(label for found in rows.values() for label in found)
     passes = Cell(("passes",), digits=0, spread=False)
-    lines = [["" if kind == "nll" else " / ".join(REGRESSION), "passes", *rows]]
+    corner = {"nll": "", "apart": "NLL − the bar's", "others": " / ".join(REGRESSION)}[kind]
+    lines = [[corner, "passes", *rows]]
     for label in labels:
         first = next(found[label] for found in rows.values() if label in found)
-        lines.append([label, passes.of(first), *(_cell(cells, found.get(label, [{}])) for found in rows.values())])
-    return markdown(lines)
+        if kind == "apart":
+            apart = [_apart(names[table], label, folder, digits=2) for table in rows]
+            lines += [[label, passes.of(first), *apart]] if any(apart) else []
+        else:
+            lines.append([label, passes.of(first), *(_cell(cells, found.get(label, [{}])) for found in rows.values())])
+    return markdown(lines) if len(lines) > 1 else _missing(*names.values())
 
 
 BOARDS: dict[str, Callable[[], str]] = {
@@ -155,5 +164,6 @@ BOARDS: dict[str, Callable[[], str]] = {
     ),
     "which-cifar": partial(summary, "scoreboard_cifar_resnet20", CHOSEN_ROWS),
     "scoreboard-uci": partial(uci, "nll"),
+    "scoreboard-uci-apart": partial(uci, "apart"),
     "scoreboard-uci-others": partial(uci, "others"),
 }

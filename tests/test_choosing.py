@@ -9,6 +9,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from bayesify import Views, choose
+from bayesify.choosing.judging import Found, crossed_nll, half_of
+from bayesify.prediction.trials import halves
 
 
 class Sided(nn.Module):
@@ -68,7 +70,7 @@ def test_nothing_costs_more_than_its_budget():
 
 @pytest.mark.slow
 def test_the_gain_is_paired_and_held_out():
-    """The plain network's own line has no gain, and its NLL is what a temperature fitted on other folds gives."""
+    """The plain network's own line has no gain, and its NLL is what the temperature of the other half gives."""
     choice = choose(Sided(), symmetric(400), passes=2, verbose=False).choice
     plain = choice.candidates[0]
     assert plain.gain == 0
@@ -202,3 +204,57 @@ def test_images_of_bytes_are_taken_as_they_are():
 
     val = [(torch.randint(256, (30, 1, 4, 4), dtype=torch.uint8), torch.arange(30) % 2)]
     assert choose(Scaled(), val, passes=2, verbose=False).views == Views("identity")
+
+
+# -- what is found on some examples is judged on others ---------------------------------------------------------------
+
+
+def test_the_temperature_of_one_half_is_judged_on_the_other():
+    """Against a search over a grid, both ways; the second batch starts with the second half."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(1, 65, 3, generator=generator, dtype=torch.float64)
+    labels = torch.randint(3, (65,), generator=generator)
+    found = Found([(logits[:, :33], labels[:33]), (logits[:, 33:], labels[33:])], [0])
+    expected = []
+    for learned, judged in ((0, 1), (1, 0)):
+        temperatures = torch.linspace(-4, 4, 4001, dtype=torch.float64).exp()
+        each = -(logits[0, None] / temperatures[:, None, None]).log_softmax(-1)[:, range(65), labels]
+        best = each[:, learned::2].mean(1).argmin()
+        expected.append(each[best, judged::2])
+    likelihood = bayesify.Categorical().double()
+    torch.testing.assert_close(crossed_nll(likelihood, (found, found)), torch.cat(expected), rtol=1e-2, atol=1e-3)
+    assert likelihood.temperature == 1
+
+
+def test_what_knows_its_own_half_by_heart_gains_nothing():
+    labels = torch.arange(40) % 2
+    by_heart = []
+    for half in (0, 1):
+        logits = torch.zeros(1, 40, 2, dtype=torch.float64)
+        own = torch.arange(half, 40, 2)
+        logits[0, own, labels[own]] = 5.0
+        by_heart.append(Found([(logits, labels)], [0]))
+    nll = crossed_nll(bayesify.Categorical().double(), tuple(by_heart))
+    torch.testing.assert_close(nll, torch.full((40,), math.log(2), dtype=torch.float64))
+
+
+@pytest.mark.parametrize("sizes", [[7, 8, 5], [1] * 6, [20]])
+def test_inputs_and_outputs_are_divided_alike(sizes):
+    numbers = torch.arange(sum(sizes)).split(sizes)
+    outputs = halves([(own[None], own) for own in numbers])
+    for half in (0, 1):
+        inputs = torch.cat([own["x"] for own in half_of([{"x": own} for own in numbers], half, most=1000)])
+        assert inputs.tolist() == torch.cat([target for _, target in outputs[half][0]]).tolist()
+    assert len(list(half_of([{"x": own} for own in numbers], 0, most=1))) <= 1
+
+
+@pytest.mark.slow
+def test_random_labels_keep_the_plain_network():
+    """There is nothing to be found; judged where it was found, noise was taken in a third of such cases."""
+    taken = []
+    for seed in range(8):
+        torch.manual_seed(seed)
+        network = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+        val = [(torch.randn(40, 6), torch.randint(3, (40,)))]
+        taken.append(choose(network, val, passes=2, seed=seed, verbose=False).choice.chosen)
+    assert taken.count("plain + temperature") >= 7, taken

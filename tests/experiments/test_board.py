@@ -8,6 +8,7 @@ import torch
 
 import bayesify
 from bayesify.data import Split, corrupt, read_digits
+from experiments import cost
 from experiments.board import Board, Way, passes_of
 from experiments.config import Config
 from experiments.digits import Digits
@@ -39,6 +40,21 @@ def measured(method: bayesify.Method, board: Board, tmp_path):
     after = posterior.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items()), "the posterior is left alone"
     return row, posterior, setting
+
+
+def test_a_plain_epoch_is_timed_by_some_of_its_steps(monkeypatch, tmp_path):
+    """A clock that ticks once for each reading: a step takes one tick, and an epoch as many as it has steps."""
+    ticks = iter(range(1000))
+    monkeypatch.setattr(cost, "now", lambda: next(ticks))
+    setting = QUICK.setting(0, trial=True, work=tmp_path)
+    before = {name: value.clone() for name, value in setting.network.state_dict().items()}
+    state = torch.get_rng_state()
+    batch = len(next(iter(setting.train))[0])
+    torch.set_rng_state(state)
+    whole = dataclasses.replace(setting, fitting={"num_data": 7 * batch})
+    assert cost.epoch_seconds(whole) == pytest.approx(7)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, before[name]) for name, value in setting.network.state_dict().items())
 
 
 @pytest.mark.slow

@@ -71,6 +71,18 @@ def test_a_table_shows_the_rows_that_are_there_in_the_order_of_the_configuration
     assert lines[4].startswith("| ABNN, not fitted | .800 / .750 | .500 |")
 
 
+def test_rows_older_than_the_cost_of_a_fit_have_it_where_nothing_was_fitted(tmp_path):
+    costs = {
+        "a": {"fit seconds": 0.0},
+        "b": {"fit seconds": 9.0},
+        "c": {"fit seconds": 9.0, "fit in plain epochs": 0.5},
+    }
+    names = dict(zip(costs, [config.name for config in EXPERIMENTS[TASK]], strict=False))
+    written(tmp_path, [{**row(names[a], 1), "measures": {**row(names[a], 1)["measures"], **costs[a]}} for a in costs])
+    lines = board(TASK, QUALITY, folder=tmp_path).splitlines()
+    assert [line.split("|")[2].strip() for line in lines[2:]] == [".00", "", ".50"]
+
+
 def test_what_is_not_measured_says_how(tmp_path):
     assert board(TASK, QUALITY, folder=tmp_path) == f"Not measured yet: `python -m experiments.run {TASK}`."
     assert "scoreboard_uci_yacht" in uci("nll", folder=tmp_path)
@@ -86,6 +98,12 @@ def test_regression_has_a_column_for_each_table(tmp_path):
         ]
         (tmp_path / f"scoreboard_uci_{table}.json").write_text(json.dumps({"rows": found}))
     assert uci("nll", folder=tmp_path).splitlines()[2] == "| plain | 1 | 2.00 ± 1.41 | 3.00 ± 1.41 |"
+    assert "Not measured yet" in uci("apart", folder=tmp_path)
+    pairs = [{**row("plain", 1, seed), "measures": {"nll": {"difference": 0.1 + seed}}} for seed in (0, 2)]
+    (tmp_path / "scoreboard_uci_yacht_pairs.json").write_text(json.dumps({"rows": pairs}))
+    apart = uci("apart", folder=tmp_path).splitlines()
+    assert apart[0] == "| NLL − the bar's | passes | energy | yacht |"
+    assert apart[2] == "| plain | 1 | | 1.10 ± 1.41 |"
     others = uci("others", folder=tmp_path).splitlines()
     assert others[0] == "| RMSE / CRPS / covered % | passes | energy | yacht |"
     assert others[2] == "| plain | 1 | 3.00 / .500 / 94 | 3.00 / .500 / 94 |"

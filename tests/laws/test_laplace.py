@@ -456,7 +456,7 @@ def _nll(posterior, x, y, closed):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The search for the prior precision")  # the labels are noise
+@pytest.mark.filterwarnings("ignore:The (search for the )?prior precision")  # the labels are noise
 @pytest.mark.parametrize("structure", ["last-layer", "diagonal", "kronecker"])
 @pytest.mark.parametrize("per", ["network", "layer"])
 def test_a_prior_chosen_on_validation_data_is_never_worse_there(structure, per):
@@ -475,6 +475,18 @@ def test_a_prior_chosen_on_validation_data_is_never_worse_there(structure, per):
     before, after = (_nll(posterior, *other, structure == "last-layer") for posterior in posteriors)
     assert after <= before + 1e-12
     assert not torch.equal(posteriors[0].law.prior_precision, posteriors[1].law.prior_precision)
+
+
+@pytest.mark.filterwarnings("ignore:The (search for the )?prior precision")  # the labels are noise
+def test_a_search_by_draws_takes_ten_predictions_of_some_examples():
+    network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    posterior = fit(bayesify.convert(network, Laplace(structure="diagonal")), _double(ROWS, 3), torch.arange(ROWS) % 3)
+    rows = []
+    posterior.network[0].register_forward_hook(lambda module, inputs, output: rows.append(len(inputs[0])))
+    val = [(_double(400, 3), torch.randint(3, (400,))) for _ in range(3)]
+    posterior.law.choose_prior(posterior, val)
+    assert 3 * 8 * 512 <= sum(rows) <= 10 * 8 * 512
+    assert set(rows) == {400, 112}
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ __all__ = [
     "IGNORED",
     "as_double",
     "at_least_float32",
+    "descend",
     "entropy",
     "gaussian_crps",
     "gaussian_log_prob",
@@ -123,6 +124,47 @@ def minimise(
             above = value(b)
     best = min(values, key=values.__getitem__)
     return best, values[best]
+
+
+def descend(
+    function: Callable[[float], float], low: float, high: float, *, start: float, step: float, most: int = 10
+) -> tuple[float, float]:
+    """Minimise a function of one number that is dear to evaluate: a walk downhill, two halvings, and a parabola.
+
+    Steps go from `start` to both sides, and on from the better end until a point is below both its neighbours. The
+    result is never worse than `start`, and no function is called more than `most` times.
+
+    >>> tried = []
+    >>> descend(lambda x: tried.append(x) or (x - 3.1) ** 2, -9, 9, start=0.0, step=2.0)[0], len(tried)
+    (3.1, 10)
+    """
+    values: dict[float, float] = {}
+
+    def look(*points: float) -> None:
+        for x in points:
+            x = min(max(x, low), high)
+            if x not in values and len(values) < most:
+                values[x] = function(x)
+
+    def best() -> float:
+        return min(values, key=values.__getitem__)
+
+    look(start, start - step, start + step)
+    while len(values) < most and best() in (min(values), max(values)):
+        centre, known = best(), len(values)
+        look(centre - step, centre + step)
+        if len(values) == known:  # at an end of the interval
+            break
+    for _ in range(2):
+        step /= 2
+        look(best() - step, best() + step)
+    centre = best()
+    below, above = values.get(max(centre - step, low)), values.get(min(centre + step, high))
+    if below is not None and above is not None:
+        bend = below - 2 * values[centre] + above
+        if 0 < bend < math.inf:
+            look(centre + 0.5 * step * (below - above) / bend)
+    return best(), values[best()]
 
 
 def rank_one_factors(variance: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -106,11 +106,11 @@ def batch_rows(inputs: Any) -> int:
     )
 
 
-def slice_rows(inputs: Any, start: int, stop: int) -> Any:
+def slice_rows(inputs: Any, start: int, stop: int | None, step: int = 1) -> Any:
     """Take examples start to stop; tensors without the batch dimension are passed on as they are."""
     rows = batch_rows(inputs)
     return map_tensors(
-        lambda t: t[start:stop] if t.ndim > 0 and t.shape[0] == rows else t,
+        lambda t: t[start:stop:step] if t.ndim > 0 and t.shape[0] == rows else t,
         inputs,
     )
 

@@ -18,7 +18,7 @@ from bayesify.likelihoods import Categorical
 from bayesify.likelihoods.prediction import ClassificationPrediction, RegressionPrediction
 from bayesify.prediction import posterior_device, predict
 
-__all__ = ["Trial", "judge"]
+__all__ = ["Batches", "Trial", "halves", "judge"]
 
 TINY = 1e-38  # the least probability of a draw that is told from zero
 
@@ -103,7 +103,7 @@ class _Classes:
         if not self.calibrated or math.isnan(self.log_prob):
             return -self.log_prob / max(self.count, 1)
         total = 0.0
-        for half, other in _halves(self.batches):
+        for half, other in halves(self.batches):
             fitted = Categorical(class_dim=-1).to(half[0][0].dtype)
             fitted.calibrate(other, pooling=self.exponent)
             for draws, labels in half:
@@ -137,7 +137,7 @@ class _Numbers:
         if self.noiseless:
             return math.nan  # a likelihood whose predictions are without noise has no density of targets
         total, count = 0.0, 0
-        for half, other in _halves(self.batches) if self.calibrated else [(self.batches, [])]:
+        for half, other in halves(self.batches) if self.calibrated else [(self.batches, [])]:
             ratios = torch.cat([(squares[0] / variance).flatten() for squares, variance in other]) if other else None
             log_scale = 0.0 if ratios is None else math.log(max(float(ratios.mean()), 1e-12))
             for squares, variance in half:
@@ -149,7 +149,7 @@ class _Numbers:
 Batches = list[tuple[Tensor, Tensor]]
 
 
-def _halves(batches: Batches) -> list[tuple[Batches, Batches]]:
+def halves(batches: Batches) -> list[tuple[Batches, Batches]]:
     """Return every second example and the others, each with the other; outputs (S, B, ...), targets (B, ...)."""
     parts: tuple[Batches, Batches] = ([], [])
     start = 0
