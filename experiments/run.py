@@ -49,11 +49,11 @@ def _fitted(
     if config.student is not None:
         return _taught(config, seed, trial, work, compiled)
     if config.members:
-        began = time.perf_counter()
+        began = now()
         seeds = [seed + one.seed for one in config.members]
         pairs = zip(config.fits(), seeds, strict=True)
         found = [_fitted(_to_fit(one), own, trial, work, compiled)[0] for one, own in pairs]
-        return bayesify.ensemble(found).eval(), time.perf_counter() - began
+        return bayesify.ensemble(found).eval(), now() - began
     setting = ready(config.task, seed, trial, work)
     method = config.method
     if trial:
@@ -83,7 +83,7 @@ def _taught(config: Config, seed: int, trial: bool, work: Path, compiled: bool) 
     assert wanted is not None
     teacher = copy.deepcopy(_fitted(dataclasses.replace(config, student=None), seed, trial, work, compiled)[0])
     setting = ready(config.task, seed, trial, work)
-    began = time.perf_counter()
+    began = now()
     views = bayesify.Views(*wanted.views) if wanted.views else None
     bayesify.calibrate(teacher, setting.val, views=views, seed=seed)
     options: dict[str, Any] = {} if trial else {"checkpoint": work / f"{config.fit_hash()}-{seed}"}
@@ -93,7 +93,7 @@ def _taught(config: Config, seed: int, trial: bool, work: Path, compiled: bool) 
         teacher, setting.train, network=setting.network, epochs=1 if trial else wanted.epochs, lr=wanted.lr, seed=seed,
         progress=False, accuracy_tolerance=1.0, **options,
     )  # fmt: skip
-    return student, time.perf_counter() - began
+    return student, now() - began
 
 
 def fitted(
@@ -114,7 +114,8 @@ def measured(
         return {"failed": str(error)}
     setting = ready(config.task, seed, trial, work)
     row: dict[str, Any] = {"fit seconds": round(seconds, 1)}
-    row["fit in plain epochs"] = round(seconds / epoch_seconds(setting), 3) if config.method.learns else 0.0
+    if not (config.members or config.student or config.method.epochs):  # what trains may have been resumed
+        row["fit in plain epochs"] = round(seconds / epoch_seconds(setting), 3) if config.method.learns else 0.0
     row["parameters learned"] = sum(p.numel() for p in posterior.parameters() if p.requires_grad)
     for measure in config.measures:
         row |= measure(posterior, setting, seed=seed, trial=trial)
