@@ -2,16 +2,18 @@ PYTHON ?= python3
 VENV ?= .venv
 
 BIN := $(VENV)/bin
-PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+# Some pins have no wheels for Python 3.10, which then takes what the bounds of pyproject.toml allow.
+PINS = $(shell $(PYTHON) -c 'import sys; print("" if sys.version_info < (3, 11) else "-c constraints.txt")')
+PIP_INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check $(PINS)
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 # Written last, so that an interrupted set-up starts again.
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-quick lint types pytest pytest-quick format clean
+.PHONY: help demo docs test test-quick environments lint types pytest pytest-quick format clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(READY) ## Run the demonstration
 	$(BIN)/bayesify demo
@@ -22,6 +24,10 @@ test: $(READY) ## Run every check
 
 test-quick: $(READY) ## Run every check but the tests that take long
 	@$(MAKE) -j2 --no-print-directory lint types pytest-quick
+
+# Some gigabytes each the first time: outside of Python 3.11, torch may come with CUDA's libraries.
+environments: ## Run the quick tests with Python 3.10 to 3.13, with the lowest and the newest torch
+	$(PYTHON) tools/environments.py
 
 lint: $(READY) ## Check style, formatting, imports between folders, and the tables of docs/
 	$(BIN)/ruff check .
@@ -46,14 +52,14 @@ format: $(READY) ## Fix style and formatting where that is safe
 	$(BIN)/ruff format .
 
 clean: ## Remove the environment, caches and build products
-	rm -rf $(VENV) build dist site .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .environments build dist site .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torchvision and timm serve tests of architectures only. --no-deps, because the tests need none
 # of torchvision's compiled operators.
 $(READY): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info[:2] <= (3, 13) else \
-	  f"Python 3.11, 3.12 or 3.13 is needed here, found {sys.version.split()[0]}: set PYTHON=...")'
+	@$(PYTHON) -c 'import sys; sys.exit(None if (3, 10) <= sys.version_info[:2] <= (3, 13) else \
+	  f"Python 3.10 to 3.13 is needed here, found {sys.version.split()[0]}: set PYTHON=...")'
 	@echo "Setting up $(VENV) (about 3 minutes the first time)"
 	@$(PYTHON) -m venv $(VENV)
 	@echo "[1/3] installing PyTorch"
