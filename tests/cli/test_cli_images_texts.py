@@ -157,6 +157,19 @@ def test_networks_that_cannot_be_had(bayesify, images, tmp_path, words, said):
     assert said in error
 
 
+def test_code_of_a_models_folder_is_never_run(bayesify, texts, tmp_path):
+    model = make_model(tmp_path / "evil", names=("positive", "negative"))
+    config = json.loads((model / "config.json").read_text())
+    names = dict.fromkeys(("AutoConfig", "AutoModelForSequenceClassification"), "evil.Evil")
+    (model / "config.json").write_text(json.dumps({**config, "model_type": "evil", "auto_map": names}))
+    (model / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    words = ("fit", "--data", texts[0], "--model", f"hf:{model}", "--method", "map", "--quiet", "--out", tmp_path / "p")
+    code, _, error = bayesify(*words)
+    assert code == 1
+    assert "cannot be read" in error
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_model_that_is_not_there(bayesify, texts, tmp_path):
     words = (
         "fit",

@@ -220,6 +220,7 @@ def test_parts_by_column(bayesify, tmp_path):
     code, text, error = bayesify("fit", *words, "--train-epochs", 1, "--method", "map", "--out", tmp_path / "p")
     assert code == 0, error
     assert json.loads(text)["examples"] == 30
+    assert "row 198: the column 'set' says none of train, val and test" in error
     found = json.loads(bayesify("evaluate", *words, "--posterior", tmp_path / "p")[1])
     assert found["examples"] == 17
 

@@ -50,6 +50,12 @@ def test_ragged_rows_and_bytes_that_are_no_text_are_named(tmp_path):
     assert "not UTF-8" in errors[4]
 
 
+def test_a_quote_that_is_not_closed_is_told_with_its_lines(tmp_path):
+    found, errors = rows_of(written(tmp_path / "a.csv", 'x,y\n1,2\n"3,4\n5,6\n7,8\n'))
+    assert found == [(1, ("1", "2"))]
+    assert errors == {2: "it has 1 field(s) where the header has 2; it spans lines 3 to 5: is a quote not closed?"}
+
+
 def test_json_lines_with_bad_lines_and_missing_keys(tmp_path):
     lines = ['{"a": 1}', "{", "[1]", "", '{"b": "x"}', '{"a": "\\u00e9", "b": null}']
     found, errors = rows_of(written(tmp_path / "a.jsonl", "\n".join(lines)))

@@ -105,7 +105,14 @@ class FileData:
         if split not in ("train", "val", "test", "all"):
             raise JobError(f"The parts of a file are train, val, test and all, not {split!r}.")
         stretches = counted(read_records(self.path, size=size), label, shown=self.shown and bool(label))
-        return stretches if split == "all" else self.settings.parts.select(stretches, split)
+        return stretches if split == "all" else self._selected(stretches, split)
+
+    def _selected(self, stretches: Iterator[Records], split: str) -> Iterator[Records]:
+        parts = self.settings.parts
+        for records in stretches:
+            if parts.column is not None:
+                self.unread.add(parts.remarks(records))
+            yield from parts.select([records], split)
 
     def unlabelled(self, path: str) -> Dataset[Any]:
         """Return the inputs of another file, encoded as these."""

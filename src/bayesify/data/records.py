@@ -186,12 +186,14 @@ def _read_csv(path: Path, size: int) -> Iterator[Records]:
         _check_names(names, path)
 
         def rows() -> Iterator[list[str] | str]:
+            last = reader.line_num
             for fields in reader:
-                right = lines.taken()
+                first, last, right = last + 1, reader.line_num, lines.taken()
                 if not fields:  # an empty line
                     continue
                 if len(fields) != len(names):
-                    yield f"it has {len(fields)} field(s) where the header has {len(names)}"
+                    open_quote = f"; it spans lines {first} to {last}: is a quote not closed?" if first < last else ""
+                    yield f"it has {len(fields)} field(s) where the header has {len(names)}{open_quote}"
                 else:
                     yield fields if right else NOT_TEXT
 

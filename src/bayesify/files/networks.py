@@ -142,6 +142,7 @@ def _of_transformers(name: str, outputs: int, more: dict[str, Any]) -> tuple[nn.
             ignore_mismatched_sizes=True,
             output_loading_info=True,
             use_safetensors=True,
+            trust_remote_code=False,
             **more,
         )
     if found.config.pad_token_id is None:
@@ -158,7 +159,7 @@ def named_classes(model: str) -> tuple[str, ...] | None:
         return None
     transformers = require("transformers", extra="text", purpose="a model of transformers")
     try:
-        config = transformers.AutoConfig.from_pretrained(name)
+        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ValueError(f"{model} cannot be read: {_first_line(error)}") from error
     names = [str(config.id2label[index]) for index in sorted(config.id2label)]
@@ -170,7 +171,7 @@ def tokenizer_of(model: str) -> Any:
     transformers = require("transformers", extra="text", purpose="a model of transformers")
     name = model.partition(":")[2]
     try:
-        found = transformers.AutoTokenizer.from_pretrained(name)
+        found = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # a folder without one fails in many ways
         raise ValueError(f"{model} has no tokeniser that can be loaded: {_first_line(error)}") from error
     if found.pad_token_id is None:
