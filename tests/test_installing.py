@@ -47,7 +47,7 @@ found = {
     "demo": said(lambda: bayesify.data.load("digits")),
     "data": said(lambda: bayesify.data.ImageFolder(folder / "images", 8)),
     "files": said(lambda: list(bayesify.data.read_records(folder / "a.parquet"))),
-    "vision": said(lambda: bayesify.files.make_network("timm:resnet18", outputs=2)),
+    "timm": said(lambda: bayesify.files.make_network("timm:resnet18", outputs=2)),
     "text": said(lambda: bayesify.files.make_network("hf:nobody", outputs=2)),
     "report": said(lambda: bayesify.report.write_report([evaluation], folder / "report.html")),
     "logs": said(lambda: bayesify.fit(posterior, batches, num_data=4, log_dir=folder / "logs", progress=False)),
@@ -151,10 +151,10 @@ def test_the_readme_begins_without_extras(python, tmp_path):
     (block,) = BLOCK.finditer(README.read_text(encoding="utf-8"))
     code, first = re.subn(
         r'bayesify\.data\.load\("digits", split\)',
-        "bayesify.data.Split(torch.rand(200, 1, 8, 8), torch.arange(200) % 10)",
+        "bayesify.data.Split(torch.eye(64)[torch.arange(400) % 10].reshape(400, 1, 8, 8), torch.arange(400) % 10)",
         block["code"],
     )
-    code, second = re.subn(r"bayesify\.data\.photo_patches\(100\)", "torch.rand(100, 1, 8, 8)", code)
+    code, second = re.subn(r"bayesify\.data\.photo_patches\(3\)", "torch.rand(3, 1, 8, 8)", code)
     assert (first, second) == (1, 1)
-    assert "torch.Size([200, 10])" in run(python, "import warnings; warnings.simplefilter('ignore')\n" + code, tmp_path)
+    assert "plain + temperature" in run(python, f"import warnings; warnings.simplefilter('ignore')\n{code}", tmp_path)
     assert (tmp_path / "my-posterior" / "config.json").is_file()

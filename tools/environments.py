@@ -85,7 +85,7 @@ def prepare(environment: Environment, folder: Path) -> str | None:
         return f"there is no Python {environment.python} here"
     subprocess.run([interpreter, "-m", "venv", folder], check=True)
     for words in environment.installs:
-        command = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *words]
+        command = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *words]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
@@ -97,7 +97,7 @@ def prepare(environment: Environment, folder: Path) -> str | None:
 
 def test(folder: Path, words: list[str]) -> tuple[bool, str]:
     """Run the quick tests; return whether they passed, and what pytest says of them last."""
-    python = (folder / "bin" / "python").absolute()
+    python = str((folder / "bin" / "python").absolute())
     variables = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     command = [python, "-m", "pytest", "-q", "-n", "logical", "--maxprocesses", "8", "-m", "not slow", *words]
     log = folder / "tests.log"

@@ -115,7 +115,7 @@ def make_network(
 
 
 def _of_timm(name: str, outputs: int, more: dict[str, Any], trained: bool) -> nn.Module:
-    timm = require("timm", extra="vision", purpose="a model of timm")
+    timm = require("timm", extra="timm", purpose="a model of timm")
     if not timm.is_model(name.partition(".")[0]):
         near = ", ".join(timm.list_models(f"*{name[:6]}*")[:5])
         raise ValueError(f"timm has no model {name!r}" + (f"; it has {near}, ..." if near else ""))
