@@ -48,7 +48,7 @@ found = {
     "data": said(lambda: bayesify.data.ImageFolder(folder / "images", 8)),
     "files": said(lambda: list(bayesify.data.read_records(folder / "a.parquet"))),
     "timm": said(lambda: bayesify.files.make_network("timm:resnet18", outputs=2)),
-    "text": said(lambda: bayesify.files.make_network("hf:nobody", outputs=2)),
+    "transformers": said(lambda: bayesify.files.make_network("hf:nobody", outputs=2)),
     "report": said(lambda: bayesify.report.write_report([evaluation], folder / "report.html")),
     "logs": said(lambda: bayesify.fit(posterior, batches, num_data=4, log_dir=folder / "logs", progress=False)),
     "export": said(lambda: bayesify.export(posterior, torch.zeros(4, 2), folder / "model.onnx")),

@@ -134,7 +134,7 @@ def _of_timm(name: str, outputs: int, more: dict[str, Any], trained: bool) -> nn
 
 def _of_transformers(name: str, outputs: int, more: dict[str, Any]) -> tuple[nn.Module, list[str]]:
     """Return the model, and the names of weights that the folder does not have."""
-    transformers = require("transformers", extra="text", purpose="a model of transformers")
+    transformers = require("transformers", extra="transformers", purpose="a model of transformers")
     with quiet_transformers():
         found, report = transformers.AutoModelForSequenceClassification.from_pretrained(
             name,
@@ -157,7 +157,7 @@ def named_classes(model: str) -> tuple[str, ...] | None:
     kind, _, name = model.partition(":")
     if kind != "hf":
         return None
-    transformers = require("transformers", extra="text", purpose="a model of transformers")
+    transformers = require("transformers", extra="transformers", purpose="a model of transformers")
     try:
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
@@ -168,7 +168,7 @@ def named_classes(model: str) -> tuple[str, ...] | None:
 
 def tokenizer_of(model: str) -> Any:
     """Return the tokeniser of a model of transformers; one without padding pads with its end token."""
-    transformers = require("transformers", extra="text", purpose="a model of transformers")
+    transformers = require("transformers", extra="transformers", purpose="a model of transformers")
     name = model.partition(":")[2]
     try:
         found = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
@@ -208,7 +208,7 @@ def image_settings(network: nn.Module) -> dict[str, Any]:
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Keep the bars and reports of transformers back: what matters is said here."""
-    log = require("transformers", extra="text", purpose="a model of transformers").utils.logging
+    log = require("transformers", extra="transformers", purpose="a model of transformers").utils.logging
     level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity_error()
     log.disable_progress_bar()
