@@ -192,6 +192,22 @@ def test_a_figure_goes_where_it_is_asked_to():
     assert still.axes[0].lines[0].get_xdata()[0] == 1, "without variance a mean is left"
 
 
+def test_maps_are_drawn_as_pictures():
+    torch.manual_seed(0)
+    prediction = Categorical().from_samples(torch.randn(3, 2, 4, 5, 6))
+    figure = prediction.plot(-1)
+    answer, aleatoric, epistemic = (axes.images[0].get_array() for axes in figure.axes[:3])
+    np.testing.assert_array_equal(answer, prediction.label[1])
+    np.testing.assert_allclose(aleatoric, prediction.aleatoric[1], rtol=1e-6)
+    np.testing.assert_allclose(epistemic, prediction.epistemic[1], rtol=1e-6)
+    assert figure.axes[1].get_title() == f"aleatoric, on average {prediction.aleatoric[1].mean():.3g}"
+    numbers = Gaussian(0.5).from_samples(torch.randn(3, 2, 4, 5))
+    np.testing.assert_allclose(numbers.plot(0).axes[0].images[0].get_array(), numbers.mean[0], rtol=1e-6)
+    assert len(prediction.plot((0, 1, 2)).axes) == 1  # one place, as before
+    with pytest.raises(IndexError):
+        prediction.plot(2)
+
+
 def test_what_cannot_be_drawn_says_so(monkeypatch):
     with pytest.raises(ValueError, match=r"index=0 does not name one prediction: .*takes 2 whole numbers"):
         regressed((3, 2)).plot(0)

@@ -153,11 +153,12 @@ class Displayed:
         """Draw one prediction; needs matplotlib, `bayesify[report]`.
 
         Classes: bars of the most probable ones, and, where draws were kept (`keep_samples=True`), each draw as a dot.
-        Numbers: the predictive density, mean and interval, and kept draws' means as ticks.
+        Numbers: the predictive density, mean and interval, and kept draws' means as ticks. Maps, (B, H, W), such as
+        segmentations: the answer, aleatoric and epistemic uncertainty of every place, as pictures.
 
         Args:
-            index: Which example; (example, position, ...) where examples have several positions or outputs.
-            ax: Where to draw; None makes a figure.
+            index: Which example; (example, position, ...) for one of several positions or outputs.
+            ax: Where to draw; None makes a figure. Maps are three pictures, and always make one.
             class_names: What the classes are called.
             top: How many classes to show at most.
             level: Of the interval.
@@ -171,8 +172,10 @@ class Displayed:
             >>> figure.axes[0].get_title()
             'mean 0.000, 95 % from -1.960 to 1.960'
         """
-        from bayesify.likelihoods.figures import draw_classes, draw_density, new_axes
+        from bayesify.likelihoods.figures import draw_classes, draw_density, draw_maps, new_axes
 
+        if isinstance(index, int) and len(self._shape()) == 3 and ax is None:
+            return draw_maps(self, range(self._shape()[0])[index])
         place = self._place(index)
         axes = new_axes() if ax is None else ax
         if "probs" in self.columns:

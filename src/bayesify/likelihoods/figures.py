@@ -11,19 +11,46 @@ from bayesify._core.optional import require
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-__all__ = ["draw_classes", "draw_density", "new_axes"]
+__all__ = ["draw_classes", "draw_density", "draw_maps", "new_axes"]
 
 BLUE, ORANGE, GREY = "#0072B2", "#E69F00", "#8a9099"  # of Okabe and Ito's palette, but for the grey
 POINTS = 301
 MOST_COUNTS = 400
 
 
+def _new_figure(width: float) -> Figure:
+    """Return a figure outside any global state."""
+    module = require("matplotlib.figure", extra="report", purpose="A figure")
+    figure: Figure = module.Figure(figsize=(width, 3.2), layout="constrained")
+    return figure
+
+
 def new_axes() -> Axes:
-    """Return axes of a figure outside any global state."""
-    figure = require("matplotlib.figure", extra="report", purpose="A figure")
-    axes: Axes = figure.Figure(figsize=(5.2, 3.2), layout="constrained").add_subplot()
-    return axes
+    """Return axes of a figure of their own."""
+    return _new_figure(5.2).add_subplot()
+
+
+def draw_maps(prediction: Any, example: int) -> Figure:
+    """Draw the answers of one example's places, (H, W), and their aleatoric and epistemic uncertainty."""
+    classes = prediction.classes
+    figure = _new_figure(10.0)
+    for axes, name in zip(
+        figure.subplots(1, 3), ("label" if classes else "mean", "aleatoric", "epistemic"), strict=True
+    ):
+        values = getattr(prediction, name)[example].detach().cpu()
+        if name == "label":
+            colours = require("matplotlib", extra="report", purpose="A figure").colormaps["tab20"].resampled(classes)
+            shown = axes.imshow(values.numpy(), cmap=colours, vmin=-0.5, vmax=classes - 0.5, interpolation="nearest")
+            axes.set_title("class", fontsize="medium")
+        else:
+            shown = axes.imshow(values.double().numpy(), cmap="viridis", interpolation="nearest")
+            axes.set_title(f"{name}, on average {values.double().mean().item():.3g}", fontsize="medium")
+        axes.set_xticks([])
+        axes.set_yticks([])
+        figure.colorbar(shown, ax=axes, shrink=0.8)
+    return figure
 
 
 def draw_classes(axes: Axes, prediction: Any, place: tuple[int, ...], names: Sequence[str], top: int) -> None:
