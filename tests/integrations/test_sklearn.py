@@ -253,6 +253,20 @@ def test_a_trained_network_is_taken_as_it_is():
     assert model.predict_set(X).all()  # nothing was held out to promise anything by
 
 
+def test_a_trained_regressor_has_the_noise_that_it_leaves(tmp_path):
+    """Its targets stay in their own units, and their noise is learned on what is held out."""
+    network = nn.Linear(3, 1).double()
+    with torch.no_grad():
+        network.weight.copy_(torch.tensor([[100.0, -200.0, 50.0]]))
+        network.bias.zero_()
+    model = BayesRegressor(network, MAP(), val_fraction=0.9, num_draws=np.int64(1)).fit(A, 100 * B)
+    np.testing.assert_allclose(model.predict(A), A @ [100.0, -200.0, 50.0], rtol=1e-5, atol=1e-4)
+    rest = 100 * B - model.predict(A)
+    np.testing.assert_allclose(model.predict(A, return_std=True)[1], rest.std(), rtol=0.2)
+    model.save(tmp_path)
+    same(model, BayesRegressor.load(tmp_path, nn.Linear(3, 1).double()), A)
+
+
 def test_images_and_whole_numbers_reach_a_network_of_ones_own():
     images = RNG.normal(size=(40, 1, 4, 4))
     model = BayesClassifier(nn.Sequential(nn.Flatten(), nn.Linear(16, 2)), MAP()).fit(images, np.arange(40) % 2)

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from bayesify._core.inputs import in_network_type
+from bayesify._core.trees import to_device
 from bayesify.conversion import convert
 from bayesify.data import Split, hold_out
 from bayesify.fitting import fit
@@ -20,7 +22,7 @@ from bayesify.integrations._tables import Array, Batches, as_tensor, mlp, packed
 from bayesify.laws import Posterior
 from bayesify.likelihoods import Likelihood, Prediction
 from bayesify.methods import MAP, DeepEnsemble, Laplace, Method, as_method, method_from_dict
-from bayesify.prediction import predict
+from bayesify.prediction import posterior_device, predict
 from bayesify.prediction.calibration import calibrate
 from bayesify.storage import load, read_notes, save
 
@@ -99,7 +101,7 @@ class BayesEstimator(BaseEstimator):  # type: ignore[misc]
             cast(Any, network[0]).learn(train.inputs)  # type: ignore[index]
         self.posterior_ = self._learned(network, train, val)
         if val is not None and self._tells(val):
-            calibrate(self.posterior_, self._batches(val), num_draws=self.num_draws)
+            calibrate(self.posterior_, self._batches(val), num_draws=_plain(self.num_draws))
         self.scores_ = [] if rest is None else self._set_scores(rest).tolist()
         return self
 
@@ -108,35 +110,44 @@ class BayesEstimator(BaseEstimator):  # type: ignore[misc]
         likelihood = self._likelihood()
         loader, val_loader = self._batches(train, shuffled=True), None if val is None else self._batches(val)
         options: dict[str, Any] = {"val_loader": val_loader, "seed": self.seed_, "progress": self.progress}
-        plain: dict[str, Any] = {"patience": None if val is None else self.patience, "clip_norm": 10.0}
+        plain: dict[str, Any] = {"patience": None if val is None else _plain(self.patience), "clip_norm": 10.0}
         method, given = self._method(), isinstance(self.network, nn.Module)
         if self.method is None and not given:
             options |= plain  # members are trained as a plain network would be
         epochs = 0 if isinstance(method, DeepEnsemble) and method.start == "reset" else self._epochs()
         if epochs:
-            trained = convert(network, MAP(lr=self.lr, optimizer="adam"), likelihood=likelihood)
+            trained = convert(network, MAP(lr=float(self.lr), optimizer="adam"), likelihood=likelihood)
             fit(trained, loader, epochs=epochs, accuracy_tolerance=1.0, **options, **plain)
             network, likelihood = trained.network, trained.likelihood
         elif given and any(p.requires_grad for p in likelihood.parameters()):
-            part = train if val is None else val
-            with torch.no_grad():
-                outputs = convert(network, MAP(), likelihood=likelihood).eval().outputs(part.inputs)
-            likelihood.learn(outputs, part.targets)
+            likelihood = self._with_noise(network, likelihood, train if val is None else val)
         posterior = convert(network.eval(), method, likelihood=copy.deepcopy(likelihood))
         fit(posterior, loader, **options)
         return posterior.eval()
 
+    def _with_noise(self, network: nn.Module, likelihood: Likelihood, part: Split) -> Likelihood:
+        """Return the likelihood with the noise that a trained network leaves."""
+        plain = convert(network, MAP(), likelihood=likelihood).eval()
+        device = posterior_device(plain)
+        with torch.no_grad():
+            inputs = (in_network_type(to_device(x, device), network) for x, _ in self._batches(part))
+            outputs = torch.cat([plain.outputs(one) for one in inputs])
+        plain.likelihood.learn(outputs, part.targets.to(outputs))
+        return plain.likelihood
+
     def _epochs(self) -> int:
         if self.epochs is None:
             return 0 if isinstance(self.network, nn.Module) else 100
-        return self.epochs
+        return int(self.epochs)
 
     def _method(self) -> Method:
         if self.method is not None:
             return as_method(self.method)
         if isinstance(self.network, nn.Module):
             return Laplace()
-        return DeepEnsemble(epochs=self._epochs(), lr=self.lr, optimizer="adam", schedule="constant", seed=self.seed_)
+        return DeepEnsemble(
+            epochs=self._epochs(), lr=float(self.lr), optimizer="adam", schedule="constant", seed=self.seed_
+        )
 
     def _make_network(self) -> nn.Module:
         """Return the network before training: the MLP, the factory's, or a copy of the one given."""
@@ -163,7 +174,7 @@ class BayesEstimator(BaseEstimator):  # type: ignore[misc]
         return train, val, rest
 
     def _batches(self, split: Split, *, shuffled: bool = False) -> Batches:
-        return Batches(split, self.batch_size, shuffled=shuffled)
+        return Batches(split, int(self.batch_size), shuffled=shuffled)
 
     def _seed(self) -> int:
         if isinstance(self.random_state, int | np.integer):
@@ -210,8 +221,8 @@ class BayesEstimator(BaseEstimator):  # type: ignore[misc]
         return self._predicted(as_tensor(self._validated(X)))
 
     def _predicted(self, inputs: torch.Tensor) -> Prediction:
-        batches = Batches(Split(inputs, inputs), max(self.batch_size, 1024))
-        return predict(self.posterior_, batches, num_draws=self.num_draws, seed=self.seed_).cpu()
+        batches = Batches(Split(inputs, inputs), max(int(self.batch_size), 1024))
+        return predict(self.posterior_, batches, num_draws=_plain(self.num_draws), seed=self.seed_).cpu()
 
     def predict_uncertainty(self, X: Any) -> Any:
         """Return `total`, `aleatoric` and `epistemic` uncertainty of each example: arrays by name, or a table.
@@ -232,9 +243,9 @@ class BayesEstimator(BaseEstimator):  # type: ignore[misc]
         params = {name: value for name, value in self.get_params(deep=False).items() if name != "network"}
         params["method"] = None if self.method is None else as_method(self.method).to_dict()
         params["hidden"], params["random_state"] = list(self.hidden), self.seed_
-        given = {name: value for name, value in params.items() if not isinstance(value, Likelihood)}
+        given = {name: _plain(value) for name, value in params.items() if not isinstance(value, Likelihood)}
         fitted = {name: getattr(self, name) for name in self._fitted if hasattr(self, name)}
-        fitted = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in fitted.items()}
+        fitted = {name: _plain(value) for name, value in fitted.items()}
         if hasattr(self, "feature_names_in_"):
             fitted["feature_names_in_"] = list(self.feature_names_in_)
         notes = {"estimator": type(self).__name__, "own": self.network is not None, "params": given, "fitted": fitted}
@@ -284,3 +295,8 @@ class BayesEstimator(BaseEstimator):  # type: ignore[misc]
             with TemporaryDirectory() as folder:
                 unpacked(files, folder)
                 self.posterior_ = load(folder, self._make_network())
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON has of an array, or of the numbers that searches set."""
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
