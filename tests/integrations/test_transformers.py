@@ -98,6 +98,34 @@ def test_the_evaluation_is_the_networks_own_where_nothing_is_random(task, tmp_pa
         assert nll == pytest.approx(expected["eval_loss"], abs=1e-6)
 
 
+@pytest.mark.slow
+def test_encoder_decoders_take_the_inputs_that_their_collator_makes(tmp_path):
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
+    torch.manual_seed(0)
+    network = transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=12, **sizes)).eval()
+    collator = transformers.DataCollatorForSeq2Seq(tokenizer(), model=network)
+    data = rows(labels=lambda ids: [*ids[:2], -100])
+    posterior = convert(network, MAP(lr=0.01))
+    settings = arguments(tmp_path, num_train_epochs=1)
+    plain = transformers.Trainer(network, settings, eval_dataset=data, data_collator=collator)
+    ours = Trainer(posterior, settings, train_dataset=data, eval_dataset=data, data_collator=collator)
+    before = ours.evaluate()["eval_loss"]
+    assert before == pytest.approx(plain.evaluate()["eval_loss"], rel=1e-6)
+    ours.train()
+    assert ours.evaluate()["eval_loss"] < before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [SWAG(rank=2, lr=0.1), SGLD(samples_per_chain=3, lr=0.05, burn_in=0.3)], ids=str)
+def test_the_best_checkpoint_is_loaded_and_finished(method, tmp_path):
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "greater_is_better": False}
+    trainer = trained(method, tmp_path, eval_strategy="epoch", save_strategy="epoch", **best)
+    losses = {entry["step"]: entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry}
+    assert trainer.state.best_model_checkpoint.endswith(f"checkpoint-{min(losses, key=losses.get)}")
+    assert trainer.posterior.learned is True
+    assert math.isfinite(trainer.evaluate()["eval_loss"])
+
+
 def _loop(posterior, epochs):
     """Train with a loop of one's own, in the order of the rows."""
     batches = loader(posterior, ROWS, batch_size=4)

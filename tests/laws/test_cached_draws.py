@@ -5,14 +5,17 @@ import functools
 
 import pytest
 import torch
+from torch import nn
 
-from bayesify import ABNN, MCDropout, convert, ensemble, predict
+from bayesify import ABNN, BayesAdapter, MCDropout, convert, ensemble, predict
 from bayesify.laws import Refusal
 from bayesify.laws.modal_network import Draw
 from bayesify.methods import list_methods
 from tests.test_architectures import configuration, fit_a_little
 
 transformers = pytest.importorskip("transformers")
+from tests.integrations.transformers_cases import gpt2 as small  # noqa: E402
+from tests.integrations.transformers_cases import tokenizer  # noqa: E402
 
 EXACT = {"rtol": 0, "atol": 1e-12}
 TOKENS = torch.randint(22, (3, 7), generator=torch.Generator().manual_seed(0))
@@ -90,6 +93,24 @@ def test_masks_of_features_are_the_same_in_texts_of_any_length():
         torch.testing.assert_close(draw(input_ids=TOKENS[:, :3]).logits, draw(input_ids=TOKENS).logits[:, :3], **EXACT)
 
 
+def test_the_linearised_variance_sums_over_the_positions_that_share_a_mask():
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inside, self.dropout, self.head = nn.Linear(4, 4), nn.Dropout(0.3), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.head(self.dropout(self.inside(x)).tanh().sum(1))
+
+    network, x = Positions().double(), torch.randn(3, 5, 4, dtype=torch.float64)
+    made = convert(network, MCDropout(masks="features"), likelihood="regression")
+    with torch.no_grad():
+        hidden = network.inside(x)
+        each = torch.einsum("cd,btd->bcd", network.head.weight, (1 - hidden.tanh() ** 2) * hidden)
+    expected = (each.square() * 0.3 / 0.7).sum(-1)
+    torch.testing.assert_close(predict(made, x, how="linearised").epistemic, expected, **EXACT)
+
+
 @pytest.mark.parametrize("method", [MCDropout(), ABNN(noise="element")], ids=["dropout", "abnn"])
 def test_noise_of_positions_is_refused_with_a_cache_and_leaves_it_alone(method):
     made = convert(gpt2(), method)
@@ -147,6 +168,24 @@ def test_a_draw_as_a_plain_network_generates():
         for _ in range(3):
             tokens = torch.cat([tokens, draw(input_ids=tokens).logits[:, -1:].argmax(-1)], 1)
     assert torch.equal(found, tokens)
+
+
+@pytest.mark.slow
+def test_a_draw_as_a_plain_network_serves():
+    pipeline = transformers.pipeline("text-generation", model=small().eval(), tokenizer=tokenizer())
+    made = convert(pipeline.model, BayesAdapter(start_std=(0.3, 0.3)))
+    found = []
+    for seed in range(3):
+        network = made.draw(seed).network()
+        (row,) = transformers.pipeline("text-generation", model=network, tokenizer=tokenizer())(
+            "good film", max_new_tokens=4, do_sample=False, return_tensors=True
+        )
+        tokens = torch.tensor([row["generated_token_ids"]])
+        with torch.no_grad():
+            logits = made.draw(seed)(input_ids=tokens).logits
+        assert torch.equal(logits[0, 1:-1].argmax(-1), tokens[0, 2:])
+        found.append(tuple(row["generated_token_ids"]))
+    assert len(set(found)) > 1
 
 
 @pytest.mark.slow

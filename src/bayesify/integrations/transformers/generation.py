@@ -91,7 +91,7 @@ def generate(
     the sums over its tokens: the entropy along the way that was taken, and, where answers are sampled from pbar as it
     is, an unbiased estimate of that of all answers. Also ln p_s(y | x) = sum_t ln p_s(y_t | y_<t, x).
 
-    Costs S plain generations.
+    Costs S plain generations, and what averaging takes at each token.
 
     Args:
         posterior: Of a causal language model of transformers.
@@ -122,9 +122,9 @@ def generate(
     given = _prompts(inputs, tokenizer)
     keys = posterior.keys(num_draws, seed)
     average = _Average(posterior, keys, keep_weights=keep_weights)
-    shell = copy.copy(model)  # whose methods run the draws' average, and whose modules are the network's
-    shell.__dict__["forward"] = functools.wraps(model.forward)(lambda **given: average.forward(given))
     with posterior.lock, evaluation_mode(posterior.network):
+        shell = copy.copy(model)  # whose methods run the draws' average, and whose modules are the network's
+        shell.__dict__["forward"] = functools.wraps(model.forward)(lambda **given: average.forward(given))
         sequences = shell.generate(  # type: ignore[operator]
             **to_device(given, posterior_device(posterior)),
             **{"disable_compile": True, **options, "return_dict_in_generate": False},
@@ -147,15 +147,15 @@ class _Average:
     def forward(self, inputs: dict[str, Any]) -> CausalLMOutputWithPast:
         posterior, likelihood = self.posterior, self.posterior.likelihood
         assert isinstance(likelihood, Categorical)
+        text = inputs["inputs_embeds"] if inputs.get("input_ids") is None else inputs["input_ids"]
         if self.steps:
-            self._note(inputs["input_ids"][:, -1])
+            self._note(text[:, -1])
         else:
             cache = inputs.get(CACHE)
             self.caches = [cache, *(copy.deepcopy(cache) for _ in self.keys[1:])]
-        rows = len(next(value for value in inputs.values() if isinstance(value, Tensor) and value.ndim > 1))
         stream, found = likelihood.stream(), []
         for index, key in enumerate(self.keys):
-            p = Pass("draw", (key,), rows=rows)
+            p = Pass("draw", (key,), rows=len(text))
             output = posterior.run(p, (), {**inputs, CACHE: self.caches[index]}, self.patches[index])
             self.caches[index] = output.get(CACHE) if inputs.get("use_cache", True) else None
             logits, part = output.logits[:, -1][None], key.path[0] if key.path else 0
