@@ -208,6 +208,14 @@ def test_a_student_of_numbers_has_mean_and_variance_of_its_teacher():
     assert torch.allclose(found.aleatoric, wanted.aleatoric)
 
 
+def test_a_student_learns_where_its_teacher_has_frozen_the_network():
+    plain = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    teacher = convert(plain, DeepEnsemble.heads(2, epochs=1), include="2").eval()
+    assert not teacher.network[0].weight.requires_grad
+    student = taught(teacher, EYE, torch.arange(5) % 3, epochs=2)
+    assert not torch.equal(student.network[0].weight, plain[0].weight)
+
+
 def test_an_interrupted_student_goes_on(tmp_path):
     teacher = ensemble([nn.Linear(5, 3).double() for _ in range(3)])
     y = torch.arange(5) % 3

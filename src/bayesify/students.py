@@ -127,7 +127,9 @@ def distill_network(
         teacher=teacher, layer=last, num_draws=num_draws, draw_seed=seed, epochs=epochs, lr=lr,
         weight_decay=weight_decay, schedule=schedule,
     )  # fmt: skip
-    student = build(start, method, Selection(None, None), likelihood)
+    # A teacher may have frozen its network, whose members it trains; the student's learns.
+    held = teacher.frozen if network is None else None
+    student = build(start, method, Selection(None, None), likelihood, frozen=held)
     table, output_key = student.conversion, teacher.output_key
     inherit(student, teacher)
     student.conversion, student.likelihood, student.output_key = table, likelihood, output_key

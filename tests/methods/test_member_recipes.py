@@ -26,7 +26,7 @@ from bayesify import (
     sample_bank,
     save,
 )
-from bayesify.laws import Key
+from bayesify.laws import Draw, Key
 
 X = torch.randn(48, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 Y = X[:, :3].argmax(1)
@@ -192,6 +192,15 @@ def test_samples_with_statistics_of_their_own_become_members():
     assert torch.equal(mixture.evaluate(X, [Key(0, 0, (2,))])[0], plain(X))
     bank = sample_bank(chain, 1)
     assert len(ensemble([bank, bank]).law.parts) == 2
+
+
+def test_a_bank_has_the_kept_network_and_the_members():
+    plain = network()
+    posterior = fitted(DeepEnsemble.restarts(2, **FEW), plain)
+    bank = sample_bank(posterior, 3)
+    assert torch.allclose(predict(bank, X).probs, predict(posterior, X).probs, atol=1e-12)
+    kept = [Draw(posterior, key).network()(X) for key in posterior.keys(3, 0) if key.path == (0,)]
+    assert torch.equal(kept[0], plain(X))
 
 
 def test_members_with_and_without_noise_have_equal_shares():

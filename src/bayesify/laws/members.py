@@ -150,8 +150,13 @@ class MemberLaw(Law):
         return self.part(member).patch(p.inner())
 
     def weights(self, key: Key) -> dict[str, Tensor] | Refusal:
-        """Return a member's draw as weights."""
-        return self.part(key.path[0] if key.path else 0).weights(key.inner())
+        """Return a member's draw as weights, with all tensors in which any member differs from the network."""
+        part = self.part(key.path[0] if key.path else 0)
+        found = part.weights(key.inner())
+        if isinstance(found, Refusal):
+            return found
+        others = {*self.names, *(name for one in self.laws for name in one.own.as_dict())}
+        return {**{name: part.tensor(name) for name in others - found.keys()}, **found}
 
     # -- without draws ------------------------------------------------------------------------------------------
 
