@@ -28,7 +28,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import bayesify
 from bayesify import BayesAdapter, Laplace, MCDropout, Posterior
 from bayesify.data import corrupt
-from bayesify.decide import Guard
+from bayesify.decide import Guard, PredictionSets
+from bayesify.decide.examined import examine
+from bayesify.decide.halves import halves
 from bayesify.decide.verdicts import ANSWER, OOD
 from bayesify.prediction.calibration import draws_of
 from bayesify.prediction.views import ONE
@@ -39,7 +41,7 @@ from experiments.records import RESULTS, Records
 
 __all__ = ["CORRUPTED", "POSTERIORS", "Replay", "features", "outputs", "replayed"]
 
-SEEN, TUNED_ON, OUTSIDE, DRAWS = 1000, 512, 1000, 20
+SEEN, TUNED_ON, OUTSIDE, DRAWS = 1000, 512, 1000, 8
 POPULATION, REPEATS = 8000, 200
 PROMISES = ((0.01, 4000), (0.005, 16_000), (0.005, 4000))  # risk, and calibration images
 CORRUPTED = {"noise": ("gaussian_noise", 1), "contrast": ("contrast", 3)}
@@ -145,15 +147,17 @@ def replayed(logits: Tensor) -> Posterior:
     return members[0] if len(members) == 1 else bayesify.ensemble(members)
 
 
-def measured(guard: Guard, rows: Tensor, labels: Tensor, others: dict[str, Tensor], by_class: Guard) -> dict[str, Any]:
+def measured(
+    guard: Guard, rows: Tensor, labels: Tensor, others: dict[str, Tensor], own: PredictionSets
+) -> dict[str, Any]:
     """Return what a guard does to the whole population, and to OOD images."""
     verdicts = guard(rows)
     answered = verdicts.codes == ANSWER
     right = verdicts.label == labels
     assert verdicts.in_set is not None
     held = verdicts.in_set.gather(1, labels[:, None])[:, 0].double()
-    sets = by_class.sets(verdicts.prediction)
-    own = sets.gather(1, labels[:, None])[:, 0].double()
+    sets = own(verdicts.prediction)
+    inside = sets.gather(1, labels[:, None])[:, 0].double()
     found: dict[str, Any] = {
         "answered": float(answered.double().mean()),
         "risk": 1 - float(right[answered].double().mean()),
@@ -161,12 +165,12 @@ def measured(guard: Guard, rows: Tensor, labels: Tensor, others: dict[str, Tenso
         "set coverage": float(held.mean()),
         "set coverage by class": [float(held[labels == label].mean()) for label in range(10)],
         "set size": float(verdicts.in_set.double().sum(1).mean()),
-        "own coverage by class": [float(own[labels == label].mean()) for label in range(10)],
+        "own coverage by class": [float(inside[labels == label].mean()) for label in range(10)],
         "own set size": float(sets.double().sum(1).mean()),
         "uncertainty": guard.uncertainty,
     }
-    for name, inside in others.items():
-        found[f"fpr {name}"] = float((guard(inside).codes != OOD).double().mean())
+    for name, outside in others.items():
+        found[f"fpr {name}"] = float((guard(outside).codes != OOD).double().mean())
     return found
 
 
@@ -187,12 +191,13 @@ def repeated(kept: dict[str, Tensor], max_risk: float, size: int, repeats: int) 
         posterior = replayed(table)
         try:
             guard = Guard.fit(posterior, data, **options)
-            by_class = Guard.fit(posterior, data, **{**options, "calibrate": False, "condition": "class"})
         except ValueError as error:
             if "No threshold" not in str(error):
                 raise
             continue
-        found.append(measured(guard, rows, labels, others, by_class))
+        promising = examine(posterior, halves(data, seed, function="Guard.fit")[1], guard.settings)
+        own = PredictionSets.fit(promising.prediction, promising.targets, coverage=0.95, condition="class")
+        found.append(measured(guard, rows, labels, others, own))
     return summary(found, max_risk, repeats)
 
 
@@ -229,18 +234,21 @@ def main() -> None:
     arguments = parser.parse_args()
     settings = {"network": "resnet20", "population": POPULATION, "outside": OUTSIDE}
     records = Records(RESULTS / "verdicts_cifar.json", settings)
-    for name in arguments.names or POSTERIORS:
-        if arguments.outputs:
-            for kind in ("test", "fashion-mnist", "notmnist", "val", "train", *CORRUPTED):
-                features(kind, arguments.work)
-            for kind in ("test", "fashion-mnist", "notmnist"):
-                features(kind, arguments.work, mirror=True)
-            break
-        kept = outputs(name, arguments.work)
-        for risk, size in PROMISES:
-            config = {"draws": len(kept["test"]), "max_risk": risk, "calibration": size, "repeats": arguments.repeats}
-            make = partial(repeated, kept, risk, size, arguments.repeats)
-            records.row(f"{name}, {risk:g} of {size}", make, config=config)
+    if arguments.outputs:
+        for kind in ("test", "fashion-mnist", "notmnist", "val", "train", *CORRUPTED):
+            features(kind, arguments.work)
+        for kind in ("test", "fashion-mnist", "notmnist"):
+            features(kind, arguments.work, mirror=True)
+        return
+    for risk, size in PROMISES:
+        for name in arguments.names or POSTERIORS:
+            config = {"draws": DRAWS, "max_risk": risk, "calibration": size, "repeats": arguments.repeats}
+            records.row(f"{name}, {risk:g} of {size}", partial(row, name, risk, size, arguments), config=config)
+
+
+def row(name: str, risk: float, size: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the measures of a posterior and a promise."""
+    return repeated(outputs(name, arguments.work), risk, size, arguments.repeats)
 
 
 if __name__ == "__main__":
