@@ -6,7 +6,7 @@ from typing import Any
 
 from bayesify._moved import missing
 from bayesify.decide.abstainer import Abstainer, Abstention
-from bayesify.decide.acquisition import Round, acquire, active_learning, batch_bald
+from bayesify.decide.acquisition import acquire, batch_bald
 from bayesify.decide.attacks import (
     PredictiveNetwork,
     disagreement_avoided,
@@ -21,6 +21,7 @@ from bayesify.decide.costs import CostAbstainer, mean_upper_bound
 from bayesify.decide.detector import Detection, Detector
 from bayesify.decide.distances import KNN, Mahalanobis, ViM
 from bayesify.decide.guard import Guard
+from bayesify.decide.loop import ActiveLearning, Round, active_learning
 from bayesify.decide.monitor import Monitor
 from bayesify.decide.prediction_intervals import PredictionIntervals
 from bayesify.decide.scores import Score
@@ -31,6 +32,7 @@ __all__ = [
     "KNN",
     "Abstainer",
     "Abstention",
+    "ActiveLearning",
     "ClassAbstainer",
     "CostAbstainer",
     "Detection",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -11,8 +10,9 @@ from torch import Tensor
 
 from bayesify._core.deprecation import renamed
 from bayesify.evaluation.measures.uncertainty import entropy
+from bayesify.laws import Posterior
 
-__all__ = ["Acquisition", "Round", "acquire", "active_learning", "batch_bald"]
+__all__ = ["SCORES", "Acquisition", "acquire", "batch_bald", "check_acquisition", "refuse_nan"]
 
 Acquisition = Literal["entropy", "bald", "variation-ratio", "max-probability", "model-variance", "batch-bald", "random"]
 SCORES = {
@@ -27,21 +27,36 @@ SCORES = {
 @renamed(how="acquisition")
 def acquire(
     prediction: Any,
-    num: int,
+    pool: Any = None,
+    num: int | None = None,
     *,
     acquisition: Acquisition = "bald",
     indices: Sequence[int] | Tensor | None = None,
     seed: int = 0,
+    predictor: Any = "sampling",
+    num_draws: int | None = None,
+    candidates: int | None = None,
 ) -> Tensor:
     """Choose the examples of a pool that are most worth a label.
 
+    `acquire(posterior, loader, num)` goes through a pool of any size once, batch by batch, and keeps the best so far:
+    memory is that of a batch and of `num` scores; for "batch-bald" of `candidates` examples' draws, S x candidates x C
+    numbers, and as many again in float64 when these are compared. `acquire(prediction, num)` takes a prediction of the
+    whole pool.
+
     Args:
-        prediction: Of the pool, from `predict`; with `keep_samples=True` for "batch-bald".
+        prediction: A posterior; or a prediction of the pool, from `predict`, with `keep_samples=True` for "batch-bald".
+        pool: With a posterior a loader, in whose order rows are counted; targets are not looked at. With a prediction
+            this is `num`.
         num: How many to choose; a smaller pool is chosen whole.
         acquisition: The highest "entropy", "bald" (mutual information), "variation-ratio", "max-probability" (least
             confidence) or "model-variance"; "batch-bald" looks at the chosen ones together; "random".
         indices: Each pool row's index in the data set; None takes the rows' own positions.
-        seed: Of "random", and of the order of equal scores.
+        seed: Of "random", of the order of equal scores, and of draws.
+        predictor: With a posterior: `how=` of `predict`.
+        num_draws: With a posterior: as in `predict`.
+        candidates: With a posterior and "batch-bald": how many examples of the highest BALD are compared; None takes
+            20 num, but at least 200.
 
     Returns:
         Indices into the data set, (num,), best first.
@@ -51,16 +66,28 @@ def acquire(
         >>> pool = SimpleNamespace(epistemic=torch.tensor([0.1, 0.9, 0.5]))
         >>> acquire(pool, 2, indices=[10, 20, 30]).tolist()
         [20, 30]
+        >>> from bayesify import convert
+        >>> posterior = convert(torch.nn.Linear(1, 2), "map")
+        >>> acquire(posterior, [torch.zeros(4, 1)], 9, acquisition="random").sort().values.tolist()
+        [0, 1, 2, 3]
     """
-    if acquisition not in (*SCORES, "batch-bald", "random"):
-        raise ValueError(f"acquisition must be one of {[*SCORES, 'batch-bald', 'random']}, but it is {acquisition!r}.")
-    if num < 1:
-        raise ValueError(f"num must be at least 1, but it is {num}.")
+    if isinstance(prediction, Posterior):
+        from bayesify.decide.pool import acquire_streaming
+
+        if num is None:
+            raise TypeError("Say how many to choose: acquire(posterior, loader, num).")
+        options: dict[str, Any] = {"predictor": predictor, "num_draws": num_draws, "candidates": candidates}
+        chosen = acquire_streaming(prediction, pool, num, acquisition=acquisition, seed=seed, **options)
+        return chosen if indices is None else torch.as_tensor(indices)[chosen]
+    num = pool if num is None else num
+    if num is None:
+        raise TypeError("Say how many to choose: acquire(prediction, num).")
+    check_acquisition(acquisition, num)
     generator = torch.Generator().manual_seed(seed)
     if acquisition == "batch-bald":
         if prediction.samples is None:
             raise ValueError("Batch-BALD needs the draws: predict(posterior, pool, keep_samples=True).")
-        _refuse_nan(prediction.samples.isnan().any(-1).any(0))
+        refuse_nan(prediction.samples.isnan().any(-1).any(0))
         chosen = batch_bald(prediction.samples, num, seed=seed)
         rows = prediction.samples.shape[1]
     else:
@@ -72,7 +99,7 @@ def acquire(
             rows = len(scores)
         if scores.ndim != 1:
             raise ValueError(f"Scores of shape {tuple(scores.shape)} are not one per example. Average dense ones.")
-        _refuse_nan(scores.isnan())
+        refuse_nan(scores.isnan())
         # A stable sort of a random order breaks ties at random: half of a pool may have a variation ratio of zero.
         order = torch.randperm(rows, generator=generator)
         chosen = order[scores[order].argsort(descending=True, stable=True)][:num]
@@ -84,7 +111,15 @@ def acquire(
     return table[chosen]
 
 
-def _refuse_nan(rows: Tensor) -> None:
+def check_acquisition(acquisition: str, num: int) -> None:
+    """Refuse an unknown acquisition, and a number that can be none."""
+    if acquisition not in (*SCORES, "batch-bald", "random"):
+        raise ValueError(f"acquisition must be one of {[*SCORES, 'batch-bald', 'random']}, but it is {acquisition!r}.")
+    if num < 1:
+        raise ValueError(f"num must be at least 1, but it is {num}.")
+
+
+def refuse_nan(rows: Tensor) -> None:
     """Raise where examples have no score: a sort would put them first."""
     if bool(rows.any()):
         raise ValueError(
@@ -163,68 +198,3 @@ def _sample_joint(probs: Tensor, count: int, generator: torch.Generator) -> tupl
         labels = torch.multinomial(probs[which, position], 1, generator=generator)[:, 0]
         joint *= probs[:, position].T[labels]
     return joint, 1 / (joint.mean(1) * count)
-
-
-@dataclass(frozen=True)
-class Round:
-    """One round of active learning.
-
-    Attributes:
-        labelled: Indices of the labelled examples that the round learned from.
-        chosen: Indices that were chosen after it; empty in the last.
-        results: What `measure` returned.
-    """
-
-    labelled: tuple[int, ...]
-    chosen: tuple[int, ...]
-    results: dict[str, float]
-
-
-@renamed(how="acquisition")
-def active_learning(
-    learn: Callable[[list[int], Any], Any],
-    predict: Callable[[Any, list[int]], Any],
-    measure: Callable[[Any], dict[str, float]],
-    *,
-    start: Sequence[int],
-    pool: Sequence[int],
-    num: int,
-    rounds: int,
-    acquisition: Acquisition = "bald",
-    seed: int = 0,
-) -> list[Round]:
-    """Label, learn, measure, choose, again and again.
-
-    Args:
-        learn: `learn(indices, before)` makes a posterior of the examples with these indices. Before is the posterior of
-            the last round, None in the first: go on from it, or begin anew.
-        predict: Returns the prediction of a posterior for pool examples with these indices.
-        measure: Returns numbers of a posterior, for the learning curve.
-        start: Indices of the first labelled examples.
-        pool: Indices of those that may be labelled.
-        num: How many are labelled in each round.
-        rounds: How many times to learn; labels are bought in all but the last.
-        acquisition: As `acquire`.
-        seed: Of the choice.
-
-    Returns:
-        The rounds; the i-th learned from len(start) + i num labels.
-    """
-    if len(set(start)) < len(start) or len(set(pool)) < len(pool):
-        raise ValueError("An index is given twice. An example is labelled once: give each index once.")
-    first = set(start)
-    labelled, open_ = list(start), [index for index in pool if index not in first]
-    history: list[Round] = []
-    posterior: Any = None
-    for number in range(rounds):
-        posterior = learn(list(labelled), posterior)
-        results = measure(posterior)
-        chosen: list[int] = []
-        if number + 1 < rounds and open_:
-            prediction = predict(posterior, open_)
-            chosen = acquire(prediction, num, acquisition=acquisition, indices=open_, seed=seed + number).tolist()
-        history.append(Round(tuple(labelled), tuple(chosen), results))
-        labelled += chosen
-        bought = set(chosen)
-        open_ = [index for index in open_ if index not in bought]
-    return history
