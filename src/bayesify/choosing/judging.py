@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bayesify._core.trees import batch_rows, slice_rows
+from bayesify._core.trees import batch_rows, slice_rows, without_arrays
 from bayesify.likelihoods import Likelihood
 from bayesify.likelihoods.pooling import Pooling, Temperatures
 from bayesify.prediction.trials import Batches, halves
 
 __all__ = ["POOLED", "Found", "crossed_nll", "half_of", "mean_and_error"]
-
 
 POOLED = ("categorical", "bernoulli")  # likelihoods whose draws can be averaged in two ways
 
@@ -36,7 +35,7 @@ class Found(NamedTuple):
 def half_of(batches: Iterable[Any], half: int, *, most: int) -> Iterator[Any]:
     """Give every second example of the first so many, as `halves` divides them."""
     start = 0
-    for batch in batches:
+    for batch in map(without_arrays, batches):
         own = slice_rows(batch, (half - start) % 2, None, 2)
         start += batch_rows(batch)
         if batch_rows(own):
