@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
@@ -12,6 +12,9 @@ from bayesify._core.deprecation import old_attribute, renamed
 from bayesify._core.random import Key
 from bayesify.laws.passes import Pass, Refusal
 from bayesify.laws.random_network import RandomNetwork, rows_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # in typing from Python 3.11 on
 
 __all__ = ["Draw", "ModalNetwork"]
 

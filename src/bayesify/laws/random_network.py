@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,9 @@ from bayesify.laws.tensors import batch_norms, tensor_of
 from bayesify.laws.trace import Trace, signature, trace_network
 from bayesify.laws.vectorised import vectorised_pass
 from bayesify.likelihoods import Likelihood
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # in typing from Python 3.11 on
 
 __all__ = ["RandomNetwork", "rows_of"]
 
