@@ -16,8 +16,10 @@ __all__ = ["ADAPTERS", "lora", "memory"]
 LABELS = {
     "plain": "plain LoRA",
     "mc-dropout": "MC dropout of all layers",
-    "laplace, head": "Laplace of the head, Kronecker",
-    "laplace": "Laplace-LoRA, Kronecker",
+    "laplace, head": "Laplace of the head, Kronecker, prior by evidence",
+    "laplace, head, widened": "the same, `widen`",
+    "laplace": "Laplace-LoRA, Kronecker, prior by evidence",
+    "laplace, widened": "the same, `widen`",
     "bayes-adapter": "BayesAdapter",
     "bayes-adapter, B": "BayesAdapter, B alone",
     "widened": "Gaussian noise, `widen`, not trained",

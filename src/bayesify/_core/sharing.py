@@ -56,7 +56,7 @@ def copied(network: nn.Module, names: Iterable[str]) -> nn.Module:
 
 def alias(tensor: Tensor, memo: dict[int, Any]) -> None:
     """Let a deep copy with this memo have another tensor object with the same memory."""
-    memo[id(memo)] = [*memo.get(id(memo), []), tensor]  # which keeps its id from being given to another object
+    memo.setdefault(id(memo), []).append(tensor)  # which keeps its id from being given to another object
     kind = type(tensor)
     if kind is nn.Parameter or (isinstance(tensor, nn.Parameter) and is_traceable_wrapper_subclass(tensor)):
         memo[id(tensor)] = nn.Parameter(tensor.detach(), requires_grad=False)
