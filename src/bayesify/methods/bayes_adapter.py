@@ -216,15 +216,16 @@ class BayesAdapter(Method):
         law = _law(posterior)
         constants = _constants(law) if constants is None else constants
         decay = self.temperature / (num_data * self.std_of_prior(num_data) ** 2)
-        centres = law.prior_mean.as_dict()
+        centres, widths = law.prior_mean.as_dict(), law.prior_log_std.as_dict()
         for name in law.names:
             mean, log_std = law.tensor(name), tensor_of(law.log_std, name)
             away = mean - centres[name] if centres else mean
-            push = (2 * log_std).exp_().mul_(decay).sub_(self.temperature / num_data)
+            own = self.temperature / num_data * (-2 * widths[name]).exp() if widths else decay
+            push = (2 * log_std).exp_().mul_(own).sub_(self.temperature / num_data)
             if name in constants:
                 away = away.masked_fill(constants[name], 0)
                 push = push.masked_fill_(constants[name], 0)
-            _add_gradient(mean, away, decay)
+            _add_gradient(mean, away * own if widths else away, 1.0 if widths else decay)
             _add_gradient(log_std, push, 1.0)
 
     def make_schedule(self, optimizer: Optimizer, total_steps: int) -> LambdaLR:

@@ -133,7 +133,6 @@ class IVON(Method):
 
         In a loop of your own `Learner.optimizer` calls it.
         """
-        del posterior
         if not isinstance(optimizer, VariationalNewton):
             raise ValueError(
                 f"IVON is an optimiser itself, and {type(optimizer).__name__} cannot stand in for it. Leave out "
@@ -143,6 +142,9 @@ class IVON(Method):
             raise ValueError("start_std=0 has no noise, and IVON learns from noise. Give a start_std above 0.")
         for group in optimizer.param_groups:
             group["ess"] = (num_data if self.ess is None else self.ess) / self.temperature
+        law = cast(GaussianLaw, posterior.law)
+        centres, widths = law.prior_mean.as_dict(), law.prior_log_std.as_dict()
+        optimizer.prior = {law.tensor(name): (centres[name], widths[name]) for name in widths}
 
 
 class VariationalNewton(Optimizer):
@@ -170,6 +172,10 @@ class VariationalNewton(Optimizer):
         betas: beta1 and beta2.
         clip_radius: Bounds the entries of (g/(1 - beta1^t) + delta m)/(h + delta).
         ess: lambda, which may be set in the groups before the first step.
+
+    Attributes:
+        prior: Mean and ln of the standard deviation of the prior, by the weight, where it is another than the one of
+            `weight_decay`; delta is then 1/(lambda variance) and m in the last step the difference to that mean.
     """
 
     def __init__(
@@ -185,6 +191,7 @@ class VariationalNewton(Optimizer):
     ) -> None:
         known = {"lr": lr, "start_std": start_std, "weight_decay": weight_decay, "betas": betas, "random": True}
         super().__init__(groups, {**known, "clip_radius": clip_radius, "ess": ess})
+        self.prior: dict[Tensor, tuple[Tensor, Tensor]] = {}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -212,11 +219,16 @@ class VariationalNewton(Optimizer):
     def _move(self, mean: Tensor, log_std: Tensor, group: dict[str, Any]) -> None:
         if log_std.grad is None:
             raise ValueError("The loss is that of a pass without noise. Compute it outside of posterior.mean().")
-        ess, decay, radius = group["ess"], group["weight_decay"], group["clip_radius"]
+        ess, radius = group["ess"], group["clip_radius"]
+        decay: Tensor | float = group["weight_decay"]
+        centre: Tensor | float = 0.0
+        if mean in self.prior:
+            centre, width = self.prior[mean]
+            decay = (-2 * width).exp() / ess
         pull = ess * (log_std.grad + decay * (2 * log_std).exp()) - 1
         change = (1 - group["betas"][1]) * pull
         log_std.sub_(torch.log1p(change + change**2 / 2), alpha=0.5)
-        newton = ess * (2 * log_std).exp() * (self._momentum(mean, group) + decay * mean)
+        newton = ess * (2 * log_std).exp() * (self._momentum(mean, group) + decay * (mean - centre))
         if radius is not None:
             newton.clamp_(-radius, radius)
         mean.sub_(newton, alpha=group["lr"] / (ess * group["start_std"] ** 2))

@@ -91,6 +91,7 @@ class GaussianLaw(Law):
                 )
         self.log_std = TensorTree(log_stds)
         self.prior_mean = TensorTree(prior_means or {})
+        self.prior_log_std = TensorTree({})
         self.estimator: Estimator = estimator
         forbid_fused_layers(network, self.sites())
 
@@ -177,15 +178,22 @@ class GaussianLaw(Law):
         return means, log_stds, _joined([prior[name] for name in names]) if prior else 0.0
 
     def kl(self, prior_std: float) -> Tensor:
-        """Return the divergence from the prior N(m, prior_std^2), with m zero or `prior_means`.
+        """Return the divergence from the prior N(m, prior_std^2), with m zero or `prior_mean`.
 
-        KL = sum ln(prior_std) - psi + (exp(2 psi) + (mu - m)^2) / (2 prior_std^2) - 1/2, in nats.
+        KL = sum ln(prior_std) - psi + (exp(2 psi) + (mu - m)^2) / (2 prior_std^2) - 1/2, in nats. Where
+        `prior_log_std` has the logarithm of a standard deviation for each weight, it is taken instead.
         """
         if not 0 < prior_std < math.inf:
             raise ValueError(f"prior_std must be positive and finite, but it is {prior_std}.")
         mean, log_std, centre = self._vectors()
-        each = math.log(prior_std) - log_std - 0.5
-        each = each + ((2 * log_std).exp() + (mean - centre) ** 2) / (2 * prior_std**2)
+        width: Tensor | float = math.log(prior_std)
+        variance: Tensor | float = prior_std**2
+        if known := self.prior_log_std.as_dict():
+            width = _joined([known[name] for name in self.names])
+            width = torch.where(log_std > -math.inf, width, 0)  # constants have no part in it
+            variance = (2 * width).exp()
+        each = width - log_std - 0.5
+        each = each + ((2 * log_std).exp() + (mean - centre) ** 2) / (2 * variance)
         return torch.where(log_std > -math.inf, each, 0).sum()
 
     def entropy(self) -> Tensor:

@@ -72,6 +72,19 @@ class DiagonalLaw(LaplaceLaw, GaussianLaw):
         for tensor in self.curvature_tensors():
             tensor.mul_(factor)
 
+    def reopen_curvature(self) -> None:
+        """Leave the sums as they are."""
+
+    def times_precision(self, tensors: Mapping[str, Tensor], power: float = 1.0) -> dict[str, Tensor]:
+        """Multiply by (h / noise variance + delta)^power, and constants by 0."""
+        curvature, found = self.curvature.as_dict(), {}
+        for name in self.names:
+            factor = (curvature[name] * self.scale + self._precision_of(name)) ** power
+            if name in self.constant:
+                factor[self.constant[name]] = 0
+            found[name] = factor * tensors[name]
+        return found
+
     @torch.no_grad()
     def refresh(self) -> None:
         """Set the log standard deviations."""

@@ -145,6 +145,36 @@ class KroneckerLaw(LaplaceLaw):
         for tensor in self.curvature.as_dict().values():
             tensor.mul_(factor)
 
+    def reopen_curvature(self) -> None:
+        """Put the sums in the place of their eigenvectors, A of as many positions as were seen."""
+        for weight in self.blocks:
+            positions = tensor_of(self.positions, weight).item()
+            sides = ((self.left, self.left_values, 1.0), (self.right, self.right_values, max(positions, 1.0)))
+            for factors, values, scale in sides:
+                vectors, found = tensor_of(factors, weight), tensor_of(values, weight)
+                vectors.copy_((vectors.double() * found.double()[..., None, :]) @ vectors.double().mT * scale)
+                found.zero_()
+
+    def times_precision(self, tensors: Mapping[str, Tensor], power: float = 1.0) -> dict[str, Tensor]:
+        """Multiply by powers of 1 / variance in the products' bases, and constants by 0."""
+        found: dict[str, Tensor] = {}
+        for weight, block in self.blocks.items():
+            left, right = tensor_of(self.left, weight), tensor_of(self.right, weight)
+            given = tensors[weight].reshape(block.groups, block.rows, -1).to(left.dtype)
+            if block.bias is not None:
+                given = torch.cat([given, tensors[block.bias].reshape(block.groups, block.rows, 1).to(left.dtype)], -1)
+            changed = left @ ((left.mT @ given @ right) * self.variance(weight) ** -power) @ right.mT
+            if block.bias is not None:
+                found[block.bias] = changed[..., -1].reshape(-1)
+                changed = changed[..., :-1]
+            found[weight] = changed.reshape(tensors[weight].shape)
+        for name in self.curvature.as_dict():
+            factor = (tensor_of(self.curvature, name) * self.scale + self._precision_of(name)) ** power
+            if name in self.constant:
+                factor[self.constant[name]] = 0
+            found[name] = factor * tensors[name]
+        return found
+
     def eigenvalues(self, weight: str) -> Tensor:
         """Return the eigenvalues of a layer's curvature, (G, O, D)."""
         return tensor_of(self.left_values, weight)[..., :, None] * tensor_of(self.right_values, weight)[..., None, :]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -80,6 +80,14 @@ class LaplaceLaw(Law):
     @abstractmethod
     def complete_curvature(self, factor: float) -> None:
         """Multiply the sums so that they stand for all data, and turn them into what draws are made from."""
+
+    @abstractmethod
+    def reopen_curvature(self) -> None:
+        """Turn what draws are made from into sums over examples again, to which more can be added."""
+
+    @abstractmethod
+    def times_precision(self, tensors: Mapping[str, Tensor], power: float = 1.0) -> dict[str, Tensor]:
+        """Multiply weights, or gradients, by a power of the precision H / noise variance + delta I."""
 
     @torch.no_grad()
     def reset_curvature(self) -> None:

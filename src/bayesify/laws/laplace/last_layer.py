@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -117,6 +117,19 @@ class LastLayerLaw(LaplaceLaw):
         values, vectors = torch.linalg.eigh(self._matrix.double() * factor)
         self._matrix.copy_(vectors)
         self._values.copy_(values.clamp_min_(0))
+
+    def reopen_curvature(self) -> None:
+        """Put the sum, Q diag(values) Q', in the place of its eigenvectors."""
+        self._matrix.copy_((self._matrix.double() * self._values.double()) @ self._matrix.double().T)
+        self._values.zero_()
+
+    def times_precision(self, tensors: Mapping[str, Tensor], power: float = 1.0) -> dict[str, Tensor]:
+        """Multiply by Q diag(values / noise variance + delta)^power Q'."""
+        parts = [tensors[self._names[0]], *(tensors[name][:, None] for name in self._names[1:])]
+        vector = torch.cat(parts, 1).flatten().to(self._matrix.dtype)
+        precision = self._values * self.scale + self.prior_precision
+        found = (self._matrix @ (precision**power * (self._matrix.T @ vector))).view(self.outputs_count, self.width)
+        return dict(zip(self._names, (found[:, : self.inputs_count], found[:, -1]), strict=False))
 
     def spectra(self) -> list[Spectrum]:
         """Return the eigenvalues."""
