@@ -11,12 +11,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from tests.marks import slow_but
+from tests.processes import run_ranks, run_script
 from tests.test_readme import BLOCK
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 FENCE = re.compile(r"^ *(```+|~~~+) *(?P<language>\w*)", re.MULTILINE)
 TRANSCRIPTS = [DOCS / "files.md"]  # with commands between the blocks, which tests/files/test_transcripts.py runs too
+TOGETHER = DOCS / "integrations" / "processes.md"  # runs in two processes
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if BLOCK.search(page.read_text(encoding="utf-8"))]
 
 
@@ -59,7 +61,7 @@ def test_no_block_of_code_escapes():
 
 @pytest.mark.parametrize(
     "page",
-    slow_but([DOCS / "guide.md"], [page for page in PAGES if page not in TRANSCRIPTS]),
+    slow_but([DOCS / "guide.md"], [page for page in PAGES if page not in (*TRANSCRIPTS, TOGETHER)]),
     ids=lambda page: page.stem,
 )
 def test_python_blocks_of_a_page_run_in_order(page, monkeypatch, tmp_path):
@@ -70,3 +72,15 @@ def test_python_blocks_of_a_page_run_in_order(page, monkeypatch, tmp_path):
         if not block["skip"]:
             padding = "\n" * text.count("\n", 0, block.start("code"))
             exec(compile(padding + block["code"], str(page), "exec"), namespace)
+
+
+@pytest.mark.slow
+def test_the_page_on_processes_runs_in_two_of_them(tmp_path):
+    (block,) = BLOCK.finditer(TOGETHER.read_text(encoding="utf-8"))
+    assert block["code"].strip().count("\n") < 40
+    assert run_ranks(run_script, block["code"], str(tmp_path)) == [0, 0]
+    said = [(tmp_path / f"{rank}.txt").read_text() for rank in range(2)]
+    for rank in range(2):
+        assert said[rank].startswith(f"process {rank}: 100 examples, Evaluation('swag', 100 examples: accuracy 0.")
+    assert said[0][10:] == said[1][10:]  # all but the number of the process
+    assert (tmp_path / "swag-posterior" / "config.json").exists()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bayesify import layers, methods
 from bayesify._core.deprecation import moved_modules, moved_names
+from bayesify._core.processes import one_process
 from bayesify._moved import missing
 from bayesify.choosing import Candidate, Choice, choose
 from bayesify.conversion import convert, ensemble
@@ -18,6 +19,7 @@ from bayesify.evaluation.differences import Comparison, compare
 from bayesify.evaluation.evaluation import Evaluation, evaluate
 from bayesify.evaluation.intervals import Interval
 from bayesify.fitting import History, Learner, NonFiniteError, Objective, fit
+from bayesify.fitting.updating import update
 from bayesify.laws import Component, Posterior
 from bayesify.layers import register_type
 from bayesify.likelihoods import (
@@ -147,12 +149,14 @@ __all__ = [
     "measure",
     "methods",
     "moment_rule",
+    "one_process",
     "predict",
     "register",
     "register_type",
     "report",
     "sample_bank",
     "save",
+    "update",
     "widen",
 ]
 

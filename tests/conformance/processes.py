@@ -1,6 +1,5 @@
 """What each of two processes runs: every method, fitted together."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import bayesify
 from tests.conformance.cases import CASES, EXAMPLES, Case, loader
+from tests.processes import set_environment
 
 EXAMPLE = EXAMPLES["convolutions"]  # with batch normalisation, whose statistics each process sees otherwise
 ROWS = 22  # six batches of four, three for each process, the last one short
@@ -16,10 +16,7 @@ ROWS = 22  # six batches of four, three for each process, the last one short
 
 def work(rank: int, port: int, folder: str) -> None:
     """Fit every method in this process, together with the other one, and write down what came out."""
-    os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2",
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), ACCELERATE_USE_CPU="true", OMP_NUM_THREADS="1",
-    )  # fmt: skip
+    set_environment(rank, port)
     torch.set_num_threads(1)
     found: dict[str, Any] = {case.name: _run(case, rank, Path(folder) / case.name) for case in CASES}
     found["checkpoint"] = _again(rank, Path(folder) / CASES[0].name)

@@ -1,11 +1,13 @@
 """What each of two processes runs: loops of one's own around DDP, for every method."""
 
+import copy
 import hashlib
 import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
@@ -13,13 +15,22 @@ from torch.nn.parallel import DistributedDataParallel
 
 import bayesify
 from bayesify import SGLD, Laplace, Learner, Method, Objective, Posterior
-from bayesify.fitting.processes import gather
+from bayesify._core.processes import gather
+from bayesify.fitting.processes import add_up
+from bayesify.fitting.shards import make_whole
 from tests.conformance.cases import CASES, EXAMPLES, Case
 
 ROWS = 8  # of a batch, half of them for each process
-SEEDS = 64
+SEEDS = 500
+TOGETHER = 8  # of them go through DDP; the others are averaged once
 CALM = EXAMPLES["residual"]  # normalises each row alone, so that halves of a batch have the gradients of the whole
 NOISY = EXAMPLES["mlp"]  # with batch normalisation, whose statistics each process sees otherwise
+DIVIDED = {
+    "deep-ensemble": bayesify.DeepEnsemble(members=2),
+    "bayes-adapter": bayesify.BayesAdapter(),
+    "swag": bayesify.SWAG(rank=2, snapshots_per_epoch=3, lr=0.1),
+    "laplace": Laplace(structure="kronecker", prior_precision=1.0),
+}
 DRAWN = [case for case in CASES if case.noisy.trains_draws]
 SILENT = [case for case in CASES if case.name != "ivon"]  # which learns from its noise
 
@@ -35,6 +46,7 @@ def work(rank: int, port: int, folder: str) -> None:
         "gradients": {case.name: gradients(case, slice(rank * 4, rank * 4 + 4), 1000 * rank) for case in DRAWN},
         "fewer": _fewer(rank),
         "sharded": {case.name: _sharded(case, rank) for case in CASES},
+        "transformer": {name: _transformer(method, rank) for name, method in DIVIDED.items()},
     }
     torch.save(found, Path(folder) / f"{rank}.pt")
     torch.distributed.destroy_process_group()
@@ -115,13 +127,21 @@ def gradients(case: Case, part: slice, seed: int) -> Tensor:
     objective = Objective(posterior, num_data=ROWS)
     module = DistributedDataParallel(objective) if distributed else objective
     x, y = batches(CALM, 1)[0]
-    found = []
-    for index in range(SEEDS):
+
+    def gradient(index: int) -> Tensor:
         torch.manual_seed(seed + index)
         posterior.zero_grad()
         module((x[part], y[part])).backward()
-        found.append(torch.cat([p.grad.flatten() for p in posterior.parameters() if p.grad is not None]))
-    return torch.stack(found)
+        return torch.cat([p.grad.flatten() for p in posterior.parameters() if p.grad is not None])
+
+    if not distributed:
+        return torch.stack([gradient(index) for index in range(SEEDS)])
+    averaged = torch.stack([gradient(index) for index in range(TOGETHER)])
+    with module.no_sync():
+        found = torch.stack([gradient(index) for index in range(SEEDS)])
+    add_up([found], mean=True)
+    torch.testing.assert_close(found[:TOGETHER], averaged, rtol=1e-9, atol=1e-12)
+    return found
 
 
 def _without_dropout(method: Method) -> nn.Module:
@@ -142,7 +162,7 @@ def _fewer(rank: int) -> str:
 
 
 def _sharded(case: Case, rank: int) -> str | float:
-    """Return the largest difference of an epoch with `fully_shard` to one with DDP, or the sentence that refuses."""
+    """Return the largest difference of a run with `fully_shard` to one with DDP, or the sentence that refuses."""
     data = [(x[rank * 4 : rank * 4 + 4], y[rank * 4 : rank * 4 + 4]) for x, y in batches(CALM)]
     found = []
     for wrap in (fully_shard, DistributedDataParallel):
@@ -160,5 +180,68 @@ def _sharded(case: Case, rank: int) -> str | float:
             optimizer.step()
             optimizer.zero_grad()
             learner.after_step()
-        found.append([getattr(p.data, "full_tensor", lambda p=p: p.data)() for p in posterior.parameters()])
-    return max((one - other).abs().max().item() for one, other in zip(*found, strict=True))
+        if len(learner.stages) > 1:  # the others have not learned
+            make_whole(objective)
+            posterior.unfinished = False
+        else:
+            if wrap is fully_shard:
+                _require_unfinished(posterior)
+            learner.finish(data)
+        found.append(_whole(posterior, rank, with_prediction=len(learner.stages) == 1))
+    return max((one - other).abs().nan_to_num().max().item() for one, other in zip(*found, strict=True) if len(one))
+
+
+def _require_unfinished(posterior: Posterior) -> None:
+    with pytest.raises(ValueError, match="fully_shard"):
+        bayesify.predict(posterior, CALM.inputs(2))
+
+
+def _whole(posterior: Posterior, rank: int, *, with_prediction: bool) -> list[Tensor]:
+    """Return the numbers of a posterior: weights and buffers, which files have too, and a prediction."""
+    state = posterior.state_dict()
+    assert not any(hasattr(tensor, "full_tensor") for tensor in state.values())
+    copy.deepcopy(posterior)
+    numbers = [tensor.double().flatten() for tensor in state.values()]
+    if with_prediction:
+        torch.manual_seed(0)
+        found = bayesify.predict(posterior, [batches(CALM)[0]], num_draws=3)
+        numbers += [found.probs.flatten(), found.epistemic]
+    return numbers
+
+
+def _transformer(method: Method, rank: int) -> str | float:
+    """Return the same for a transformer whose layers are divided one by one, too."""
+    data = [(x[rank * 4 : rank * 4 + 4], y[rank * 4 : rank * 4 + 4]) for x, y in batches(EXAMPLES["attention"])]
+    found = []
+    for divided in (True, False):
+        torch.manual_seed(3)
+        layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
+        network = nn.Sequential(nn.TransformerEncoder(layer, 2), _Pooled(), nn.Linear(8, 3)).double()
+        posterior = bayesify.convert(network, method).eval()
+        objective = Objective(posterior, num_data=24)
+        if divided:
+            for inner in posterior.network[0].layers:
+                fully_shard(inner)
+        module = fully_shard(objective) if divided else DistributedDataParallel(objective)
+        learner = Learner(objective, epochs=1, steps_per_epoch=3)
+        optimizer = learner.optimizer()
+        torch.manual_seed(rank)
+        try:
+            for batch in learner.batches(data):
+                module(batch).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                learner.after_step()
+        except ValueError as error:
+            return str(error)
+        learner.finish(data)
+        prediction = bayesify.predict(posterior, torch.ones(2, 5, 8, dtype=torch.float64))
+        found.append([prediction.probs, *posterior.state_dict().values()])
+    return max(
+        (one.double() - other.double()).abs().nan_to_num().max().item() for one, other in zip(*found, strict=True)
+    )
+
+
+class _Pooled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(1)

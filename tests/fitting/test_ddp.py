@@ -1,8 +1,6 @@
 """Loops of one's own in two processes, through `DistributedDataParallel`."""
 
 import math
-import socket
-import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,8 @@ import pytest
 import torch
 
 from tests.conformance.cases import CASES
-from tests.fitting.ddp import DRAWN, SILENT, gradients, outcome, silent, work
+from tests.fitting.ddp import DIVIDED, DRAWN, SILENT, gradients, outcome, silent, work
+from tests.processes import run_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -19,18 +18,7 @@ pytestmark = pytest.mark.slow
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Train every method in two processes, and return what each came to."""
     folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    started = torch.multiprocessing.spawn(work, args=(port, str(folder)), nprocs=2, join=False)
-    until = time.monotonic() + 600  # many times what they take
-    try:
-        while not started.join(timeout=1):
-            assert time.monotonic() < until, "the processes wait for each other"
-    finally:
-        for process in started.processes:
-            if process.is_alive():
-                process.kill()
+    assert run_ranks(work, str(folder), seconds=600) == [0, 0]
     return [torch.load(Path(folder) / f"{rank}.pt") for rank in range(2)]
 
 
@@ -88,7 +76,16 @@ def test_a_process_with_fewer_batches_gets_a_sentence(ranks):
 def test_parameters_in_parts_train_as_whole_ones_do_or_are_refused(case, ranks):
     for found in ranks:
         outcome = found["sharded"][case.name]
-        if case.noisy.name in ("swag", "laplace", "sgld", "apd"):
+        if case.noisy.name in ("sgld", "apd"):
             assert "reads whole weights" in outcome
         else:
             assert outcome < 1e-9
+
+
+@pytest.mark.parametrize("name", DIVIDED)
+def test_a_transformer_in_parts_learns_as_a_whole_one_does_or_is_refused(name, ranks):
+    for found in ranks:
+        if name in ("bayes-adapter", "deep-ensemble"):  # which read, or replace, what a layer has divided
+            assert "Call fully_shard(objective) alone" in found["transformer"][name]
+        else:
+            assert found["transformer"][name] < 1e-9

@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify._core.deprecation import renamed, renamed_fields, warn_renamed
+from bayesify._core.dividing import Noted
 from bayesify._core.inputs import as_loader
 from bayesify._core.maths import IGNORED
 from bayesify._core.modes import evaluation_mode
@@ -243,10 +244,13 @@ def evaluate(
         options: dict[str, Any] = {"how": how, "views": views, "num_draws": num_draws, "seed": seed}
         return predict(posterior, inputs, progress=progress, **options).cpu()
 
-    recorded = _Recorded(posterior, as_loader(loader, "evaluate"))
-    prediction = predicted(recorded)
+    # Targets are noted as they come, since a loader that shuffles gives another order when it is read again.
+    noted = Noted(
+        as_loader(loader, "evaluate"), lambda batch: torch.as_tensor(posterior.split_batch(batch)[1]).detach().cpu()
+    )
+    prediction = predicted(noted)
     prediction.score(score)  # a wrong name should not wait for the OOD sets
-    targets = _counted(posterior, prediction, torch.cat(recorded.targets))
+    targets = _counted(posterior, prediction, torch.cat(noted.notes))
     metrics = _metrics(prediction, targets)
     outside = {key: predicted(inputs) for key, inputs in (ood or {}).items()}
     for key, other in outside.items():
@@ -263,23 +267,6 @@ def evaluate(
         conversion=posterior.conversion,
         score=score,
     )
-
-
-class _Recorded:
-    """A loader that remembers its targets, since a shuffled one gives another order when it is read again."""
-
-    def __init__(self, posterior: Posterior, loader: Iterable[Any]) -> None:
-        self.posterior = posterior
-        self.loader = loader
-        self.targets: list[Tensor] = []
-
-    def __len__(self) -> int:
-        return len(self.loader)  # type: ignore[arg-type]
-
-    def __iter__(self) -> Iterator[Any]:
-        for batch in self.loader:
-            self.targets.append(torch.as_tensor(self.posterior.split_batch(batch)[1]).detach().cpu())
-            yield batch
 
 
 def _counted(posterior: Posterior, prediction: Prediction, targets: Tensor) -> Tensor:

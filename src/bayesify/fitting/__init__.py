@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from bayesify._core.deprecation import renamed, warn_renamed
 from bayesify._core.inputs import as_loader
 from bayesify._core.modes import modes_kept
+from bayesify._core.processes import others_expected
 from bayesify.fitting.backend import Precision, make_engine
 from bayesify.fitting.health import NonFiniteError
 from bayesify.fitting.history import EpochRecord, History
@@ -140,7 +141,10 @@ def fit(
         seed=seed,
         shown=progress,
     )
-    with global_generators_kept(), modes_kept(posterior):
+    again = (
+        "" if checkpoint is None else f" Start all of them again: the run goes on from its checkpoint, {checkpoint}."
+    )
+    with global_generators_kept(), modes_kept(posterior), others_expected(again):
         return run.all_stages(accuracy_tolerance)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from bayesify._core.processes import alone
 from bayesify._core.trees import to_device
 from bayesify.fitting.objective import Objective
 
@@ -122,7 +123,7 @@ def make_engine(objective: Objective, precision: Precision | None) -> Engine:
 
     Under `torchrun` or `accelerate launch` with several processes that is Accelerate; else this process alone.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
+    if alone() or int(os.environ.get("WORLD_SIZE", "1")) <= 1:
         return Engine(objective, precision)
     try:
         from accelerate import Accelerator, DistributedDataParallelKwargs

@@ -11,9 +11,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from bayesify._core.modes import modes_kept
+from bayesify._core.processes import as_long_as_all, gather, shared_random_state
 from bayesify._core.trees import to_device
 from bayesify.fitting.objective import Objective
-from bayesify.fitting.processes import add_up, align, align_statistics, gather, is_sharded, shared_random_state
+from bayesify.fitting.processes import add_up, align, align_statistics
+from bayesify.fitting.shards import is_divided, make_whole
 from bayesify.methods import Method, Stage
 
 __all__ = ["Learner"]
@@ -67,11 +69,10 @@ class Learner:
         self.step = 0
         self.stage: int | None = None
         self.schedule: LambdaLR | None = None
-        whole = self.method.trains_draws or self.method.learns_by_loss
-        if not whole and any(is_sharded(parameter) for parameter in self.posterior.parameters()):
+        if not self.method.trains_in_parts and is_divided(objective):
             raise ValueError(
-                f"{type(self.method).__name__} reads whole weights, and fully_shard leaves each process a part of "
-                "them. Use DistributedDataParallel(objective)."
+                f"{type(self.method).__name__} reads whole weights in each of its steps, and fully_shard leaves each "
+                "process a part of them. Use DistributedDataParallel(objective)."
             )
 
     @property
@@ -137,6 +138,14 @@ class Learner:
             groups.append({**group, "params": new})
         return [group for group in groups if group["params"]], nullcontext, number
 
+    def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """Give a loader's batches as long as every process has one; where some end before others, all raise.
+
+        A step waits for all processes, so that a loader that ends before its announced length would leave the others
+        waiting. In one process these are the loader's batches, at no cost; else a small message precedes each.
+        """
+        return as_long_as_all(loader)
+
     def after_step(self) -> None:
         """Act after an optimiser step: learning rates, what the method keeps of its path, the processes' buffers."""
         if self.schedule is None:
@@ -153,17 +162,19 @@ class Learner:
         """Act once after the last step: statistics of drawn weights, and passes over the data that a method makes.
 
         In several processes each may see a part of the data, as in training, or all of them; what they find is put
-        together.
+        together. Weights of which each process had a part (`fully_shard`) become whole in every process, for what
+        follows: passes over the data, predictions and files.
 
         Args:
             loader: Training batches.
             val_loader: Batches that were not trained on, the same in every process: Laplace chooses its prior on them.
             progress: Wraps what takes long.
         """
+        make_whole(self.objective)
         if self.schedule is not None:
             self._warn_of_missing_steps()
             self.end_steps(loader, progress)
-        elif self.survey is None and self.posterior.unfinished:
+        elif self.survey is None and self.posterior.unfinished and not self.method.learns_by_loss:
             raise ValueError(self.posterior.learned)
         for _ in self.look(progress(loader), val_loader):
             pass

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesify.fitting.processes import num_processes
+from bayesify._core.processes import num_processes
+from bayesify.fitting.shards import check_divided, is_divided
 from bayesify.laws import LossTerms, Posterior, require_posterior
 from bayesify.methods import OODRegularizer
 
@@ -65,13 +66,25 @@ class Objective(nn.Module):
             ood: OOD inputs, without targets.
         """
         posterior = self.posterior
-        with self.context():
-            terms = posterior.loss(batch, num_data=self.num_data, ood=ood, regularizer=self.regularizer)
+        divided = is_divided(self)
+        if divided:
+            check_divided(self, posterior)
+        try:
+            with self.context():
+                terms = posterior.loss(batch, num_data=self.num_data, ood=ood, regularizer=self.regularizer)
+        except RuntimeError as error:
+            if "DTensor" not in str(error):
+                raise
+            raise ValueError(
+                f"{type(posterior.method).__name__} reads weights beside the passes of their layers, as for its "
+                "divergence, and there fully_shard of a module inside of the network has divided them again. Call "
+                "fully_shard(objective) alone, or DistributedDataParallel(objective)."
+            ) from error
         self.terms = LossTerms({name: value.detach() for name, value in terms.items()})
         total = terms.total if self.members == 1 else terms.total * self.members
         if not torch.is_grad_enabled():
             return total
-        posterior.unfinished = not posterior.require_method().learns_by_loss
+        posterior.unfinished = not posterior.require_method().learns_by_loss or divided
         if num_processes() == 1:
             return total
         attached: Tensor = _Attached.apply(total, *(p for p in posterior.parameters() if p.requires_grad))  # type: ignore[no-untyped-call]

@@ -1,56 +1,17 @@
-"""Several processes that learn one posterior: what they tell each other."""
+"""Several processes that learn one posterior: sums of what they saw, and the same tensors in all."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bayesify._core.processes import is_sharded, num_processes, others_expected
 from bayesify.laws import Law, Posterior
 
-__all__ = ["add_up", "align", "align_statistics", "gather", "is_sharded", "num_processes", "shared_random_state"]
-
-
-def num_processes() -> int:
-    """Return how many processes there are; 1 outside of `torch.distributed`.
-
-    >>> num_processes()
-    1
-    """
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
-def gather(value: Any) -> list[Any]:
-    """Return every process's value, in the order of their ranks."""
-    if num_processes() == 1:
-        return [value]
-    found: list[Any] = [None] * num_processes()
-    dist.all_gather_object(found, value)
-    return found
-
-
-def is_sharded(tensor: Tensor) -> bool:
-    """Return whether a process holds a part of a tensor only, as `fully_shard` leaves it.
-
-    >>> is_sharded(torch.nn.Parameter(torch.zeros(2)))
-    False
-    """
-    return type(tensor.data) is not Tensor
-
-
-@contextmanager
-def shared_random_state() -> Iterator[None]:
-    """Draw the first process's random numbers in all of them; where there is one, nothing is different."""
-    if num_processes() == 1:
-        yield
-        return
-    with torch.random.fork_rng(devices=[]):
-        torch.set_rng_state(gather(torch.get_rng_state())[0])
-        yield
+__all__ = ["add_up", "align", "align_statistics"]
 
 
 @torch.no_grad()
@@ -58,7 +19,8 @@ def add_up(tensors: Iterable[Tensor], *, mean: bool = False) -> None:
     """Replace tensors by their sums, or means, over processes."""
     if num_processes() > 1:
         for together, apart in _joined(tensors):
-            dist.all_reduce(together)
+            with others_expected():
+                dist.all_reduce(together)
             _write(together.div_(num_processes()) if mean else together, apart)
 
 
@@ -78,7 +40,8 @@ def align_statistics(posterior: Posterior) -> None:
 def _broadcast(tensors: Iterable[Tensor]) -> None:
     if num_processes() > 1:
         for together, apart in _joined(tensors):
-            dist.broadcast(together, 0)
+            with others_expected():
+                dist.broadcast(together, 0)
             _write(together, apart)
 
 

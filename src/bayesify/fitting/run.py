@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from torch.optim import Optimizer
 
+from bayesify._core.processes import as_long_as_all, gather
 from bayesify._core.progress import bar
 from bayesify._core.trees import inputs_of
 from bayesify.fitting.backend import Engine
@@ -31,7 +32,7 @@ from bayesify.fitting.log import Log, open_log
 from bayesify.fitting.measurements import Measurements
 from bayesify.fitting.network_probe import probe_difference
 from bayesify.fitting.paired import Paired
-from bayesify.fitting.processes import add_up, gather
+from bayesify.fitting.processes import add_up
 from bayesify.fitting.random_state import random_state, restore_random_state, seed_part
 from bayesify.laws import LossTerms, Posterior
 from bayesify.methods import OODRegularizer, Stage
@@ -254,7 +255,7 @@ class Run:
         if saved is not None:
             restore_random_state(saved.parts["random"][self.engine.rank]["now"], *self._loaders)
         label = f"{stage.name} epoch {state.epoch + 1}/{self.epochs}"
-        shown = bar(batches, label, shown=self.shown, total=self.batches, initial=state.step)
+        shown = bar(as_long_as_all(batches), label, shown=self.shown, total=self.batches, initial=state.step)
         optimizer.zero_grad(set_to_none=True)
         began = time.perf_counter()
         written = state.step

@@ -31,7 +31,8 @@ __all__ = ["Draw", "LossTerms", "Posterior", "ShapeError", "require_posterior", 
 
 
 _UNFINISHED = (
-    "A training loop began with bayesify.Objective and was not finished, and this method learns from more than a loss. "
+    "A training loop began with bayesify.Objective and was not finished, and this method learns from more than a loss, "
+    "or has its weights in parts (fully_shard). "
     "Make learner = bayesify.Learner(objective, epochs=..., steps_per_epoch=len(loader)) and optimizer = "
     "learner.optimizer() before the loop, call learner.after_step() after each step, and learner.finish(loader) at its "
     "end."

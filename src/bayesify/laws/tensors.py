@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
+from bayesify._core.processes import whole
+
 __all__ = ["Codec", "TensorTree", "batch_norms", "owners", "statistics_names", "tensor_of"]
 
 
@@ -70,7 +72,7 @@ class Codec:
 
     def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return parameters by name as a vector, in the widest of their types; `split` undoes it."""
-        return torch.cat([tensors[name].detach().reshape(-1).to(self.dtype) for name in self.names])
+        return torch.cat([whole(tensors[name].detach()).reshape(-1).to(self.dtype) for name in self.names])
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
         """Return the parameters that a vector holds, by name: views of it where the types agree.

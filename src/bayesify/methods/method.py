@@ -112,6 +112,7 @@ class Method(ABC):
     name: ClassVar[str]
     version: ClassVar[int] = 1
     trains_draws: ClassVar[bool] = True  # whether the pass that is trained is random
+    trains_in_parts: ClassVar[bool] = True  # whether a process may have a part of each weight only, by fully_shard
     trains_together: ClassVar[bool] = False  # whether several stages can be one, whose loss is the mean of theirs
     renamed: ClassVar[dict[str, str]] = {"optimiser": "optimizer"}  # settings by the names that older files have
     if_worse: ClassVar[str] = "Lower the learning rate or the noise, or fit for more epochs."  # said after a bad fit

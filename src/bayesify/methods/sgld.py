@@ -75,6 +75,7 @@ class SGLD(Method):
     name = "sgld"
     renamed: ClassVar[dict[str, str]] = {**Method.renamed, "num_samples": "samples_per_chain"}
     trains_draws = False
+    trains_in_parts = False
 
     kind: Kind = "sgld"
     samples_per_chain: int = 100

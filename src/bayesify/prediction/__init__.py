@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from bayesify._core.deprecation import moved_names, renamed
+from bayesify._core.dividing import in_order
 from bayesify._core.inputs import as_inputs, in_network_type
 from bayesify._core.modes import evaluation_mode
+from bayesify._core.processes import gather, is_sharded, rank
 from bayesify._core.progress import bar
 from bayesify._core.trees import batch_rows, inputs_of, slice_rows, to_device
 from bayesify.laws import Posterior, require_posterior, warn_unless_learned
@@ -57,6 +60,7 @@ __all__ = [
     "moment_rule",
     "posterior_device",
     "predict",
+    "weight_norm",
 ]
 
 # What only predictions without draws need is imported when it is asked for.
@@ -105,6 +109,9 @@ def predict(
     one before it; memory does not grow with S unless the samples are kept. A first prediction for inputs of some kind
     has up to six passes more, on two or three copies of one row, which show how the network is built.
 
+    Several processes (`torch.distributed`) divide a loader between them, and each gets the whole prediction, that of
+    one process; a tensor is each process's own. A process that predicts a loader alone says so with `one_process`.
+
     Args:
         posterior: From `convert` or `load`.
         inputs: A tensor (B, ...), a tuple or a mapping of such, or a loader. Batches of a loader may be inputs
@@ -150,6 +157,7 @@ def predict(
     check_output(output)
     if seed is None:
         seed = int(torch.randint(2**31, ()))
+        seed = seed if direct else gather(seed)[0]
     seen = as_views(views, posterior.views)
     request = Request(num_draws, seed, keep_samples, output, variance_scale, input_variance, seen)
     predictor.check(request)
@@ -158,13 +166,20 @@ def predict(
     if predictor.random or predictor.variances:  # a mean never is random
         warn_unless_learned(posterior)
     device = posterior_device(posterior)
-    parts = []
-    for batch in [inputs] if direct else bar(inputs, "predict", shown=progress):
+
+    def predicted(batch: Any) -> list[Prediction]:
         batch = in_network_type(to_device(batch if direct else inputs_of(batch), device), posterior.network)
         # The lock keeps other threads from seeing, and from ending, this evaluation mode.
         with torch.inference_mode(False), torch.no_grad(), posterior.lock, evaluation_mode(posterior.network):
             found = _predict_batch(posterior, predictor, batch, request, chunk_size, progress and direct)
-        parts += found if direct else [prediction.cpu() for prediction in found]
+        return found if direct else [prediction.cpu() for prediction in found]
+
+    if direct:
+        parts = predicted(inputs)
+    else:
+        each = in_order(inputs, predicted, norm=lambda: weight_norm(posterior))
+        shown = bar(each, "predict", shown=progress and rank() == 0, total=length_hint(inputs) or None)
+        parts = [part for some in shown for part in some]
     if not parts:
         raise ValueError("There is nothing to predict: the inputs are empty. Check the loader or the tensor.")
     return Prediction.join(parts)
@@ -188,7 +203,7 @@ def _predict_batch(
     except BaseException:
         posterior.runtime.forget(trace)
         raise
-    trace.prove(stacklevel=4)
+    trace.prove(stacklevel=5)
     return parts
 
 
@@ -196,3 +211,10 @@ def posterior_device(posterior: Posterior) -> torch.device:
     """Return the device of a posterior's parameters."""
     tensor = next(posterior.parameters(), None)
     return torch.device("cpu") if tensor is None else tensor.device
+
+
+def weight_norm(posterior: Posterior) -> float:
+    """Return the sum of the norms of all weights that this process holds whole, which tells posteriors apart."""
+    tensors = [t for t in (*posterior.parameters(), *posterior.buffers()) if not is_sharded(t) and t.numel()]
+    norms = [torch.linalg.vector_norm(t.detach(), dtype=torch.float64) for t in tensors if t.is_floating_point()]
+    return float(torch.stack(norms).sum()) if norms else 0.0

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bayesify._core.deprecation import renamed
+from bayesify._core.dividing import in_order
 from bayesify._core.inputs import as_loader, in_network_type
 from bayesify._core.modes import evaluation_mode
 from bayesify._core.trees import to_device
@@ -16,7 +17,7 @@ from bayesify.laws import Posterior, require_posterior, warn_unless_learned
 from bayesify.likelihoods import Stream
 from bayesify.likelihoods.pooling import Pooling, Temperatures, check_pooling
 from bayesify.likelihoods.prediction import Prediction
-from bayesify.prediction import Views, add_views, as_views, posterior_device
+from bayesify.prediction import Views, add_views, as_views, posterior_device, weight_norm
 
 __all__ = ["Outputs", "calibrate", "draws_of"]
 
@@ -127,12 +128,21 @@ def draws_of(
     with torch.no_grad(), posterior.lock, evaluation_mode(posterior):
         keys = posterior.keys(num_draws, seed)
         plan = views.plan(keys, finite=posterior.law.functions is not None)
-        for batch in as_loader(loader, "calibrate"):
+
+        def drawn(batch: Any) -> tuple[Tensor, Tensor, list[int]]:
             inputs, target = posterior.split_batch(to_device(batch, device))
             inputs = in_network_type(inputs, posterior.network)
-            add_views(posterior, inputs, views, plan, kept)
-            posterior.likelihood.check(kept.first, target)
-            kept.end(target)
+            own = Outputs()
+            add_views(posterior, inputs, views, plan, own)
+            posterior.likelihood.check(own.first, target)
+            own.end(target)
+            return (*own.batches[0], own.parts)
+
+        for outputs, target, parts in in_order(
+            as_loader(loader, "calibrate"), drawn, norm=lambda: weight_norm(posterior)
+        ):
+            kept.batches.append((outputs.to(device), target.to(device)))
+            kept.parts = parts
     if not kept.batches:
         raise ValueError("The validation loader gave no batch. Check its data set and sampler.")
     return kept

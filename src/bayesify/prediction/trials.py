@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import length_hint
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bayesify._core.dividing import in_order
 from bayesify._core.maths import gaussian_log_prob
 from bayesify._core.progress import bar
 from bayesify._core.trees import to_device
 from bayesify.laws import Posterior
 from bayesify.likelihoods import Categorical
 from bayesify.likelihoods.prediction import ClassificationPrediction, RegressionPrediction
-from bayesify.prediction import posterior_device, predict
+from bayesify.prediction import posterior_device, predict, weight_norm
 
 __all__ = ["Batches", "Trial", "halves", "judge"]
 
@@ -59,14 +61,19 @@ def judge(
     """
     device = posterior_device(posterior)
     seen: _Classes | _Numbers | None = None
-    for batch in bar(loader, f"factor {factor:.3g}", shown=progress):
+
+    def predicted(batch: Any) -> tuple[Any, Tensor, bool]:
         inputs, target = posterior.split_batch(to_device(batch, device))
         labels = posterior.likelihood.labels(target)
+        found = predict(posterior, inputs, keep_samples=calibrated and labels is not None, **options)
+        return found, target if labels is None else labels, labels is not None
+
+    each = in_order(loader, predicted, norm=lambda: weight_norm(posterior))
+    for found, target, classes in bar(each, f"factor {factor:.3g}", shown=progress, total=length_hint(loader) or None):
         if seen is None:
             exponent = getattr(posterior.likelihood, "exponent", 1.0)
-            seen = _Numbers(calibrated) if labels is None else _Classes(calibrated, exponent)
-        found = predict(posterior, inputs, keep_samples=calibrated and labels is not None, **options)
-        seen.add(found, target if labels is None else labels)
+            seen = _Classes(calibrated, exponent) if classes else _Numbers(calibrated)
+        seen.add(found, target)
     if seen is None:
         raise ValueError("The validation loader gave no batch. Check its data set and sampler.")
     nll, error = seen.nll(), seen.error()
