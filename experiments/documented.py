@@ -9,6 +9,7 @@ from typing import Any
 from experiments.board_tables import BOARDS
 from experiments.lora_tables import ADAPTERS
 from experiments.tables import Cell, Line, markdown, rows_of, shown, table
+from experiments.verdict_tables import VERDICTS
 
 __all__ = ["TABLES"]
 
@@ -481,5 +482,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "truth-numbers": partial(decomposition, "numbers"),
     "truth-hmc": partial(table, "truth_hmc", HMC, HMC_LINES),
     **BOARDS,
+    **VERDICTS,
     **ADAPTERS,
 }

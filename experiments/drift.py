@@ -26,9 +26,16 @@ from experiments.networks import pretrained
 from experiments.records import RESULTS, Records
 from experiments.verdicts import CORRUPTED, features
 
-__all__ = ["streams"]
+__all__ = ["SHIFTS", "streams"]
 
 STREAMS, KNOWN, BEFORE, AFTER = 200, 1000, 2000, 3000
+SHIFTS = (
+    "MNIST, 5 % notMNIST, total",
+    "MNIST, 5 % notMNIST, knn",
+    "CIFAR-10, noise",
+    "CIFAR-10, contrast",
+    "CIFAR-10, nothing",
+)
 
 
 def _total(network: nn.Module, inputs: Tensor) -> Tensor:
