@@ -44,7 +44,7 @@ def _total(network: nn.Module, inputs: Tensor) -> Tensor:
 
 def cifar(work: Path) -> tuple[Tensor, dict[str, Tensor]]:
     """Return scores of the known images, and of shifted ones by kind."""
-    head = nn.Sequential(pretrained("resnet20").linear)  # type: ignore[arg-type]
+    head = nn.Sequential(pretrained("resnet20").linear)
     known = _total(head, features("test", work)[0])
     return known, {f"CIFAR-10, {kind}": _total(head, features(kind, work)[0]) for kind in CORRUPTED}
 
@@ -58,7 +58,8 @@ def mnist() -> dict[str, tuple[Tensor, Tensor]]:
     for _ in range(3):
         for rows in torch.randperm(10_000).split(64):  # type: ignore[no-untyped-call]
             optimizer.zero_grad()
-            nn.functional.cross_entropy(network(train.inputs[rows]), train.targets[rows]).backward()
+            loss = nn.functional.cross_entropy(network(train.inputs[rows]), train.targets[rows])
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     network.eval()
     near = KNN.fit(_hidden(network, train.inputs[10_000:12_000]))  # which were not trained on

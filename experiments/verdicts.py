@@ -80,7 +80,7 @@ def features(kind: str, work: Path, *, mirror: bool = False) -> tuple[Tensor, Te
 
 def _head() -> nn.Module:
     """Return the last layer as a network of its own."""
-    return nn.Sequential(pretrained("resnet20").linear)  # type: ignore[arg-type]
+    return nn.Sequential(pretrained("resnet20").linear)
 
 
 def _widened(method: bayesify.Method, work: Path) -> Posterior:
@@ -176,7 +176,7 @@ def measured(
 
 def repeated(kept: dict[str, Tensor], max_risk: float, size: int, repeats: int) -> dict[str, Any]:
     """Return averages over calibration sets, and how many promises were broken or refused."""
-    names = [name for name in ("fashion-mnist", "notmnist") if name in kept]
+    names: list[str] = ["fashion-mnist", "notmnist"]
     tables = [kept["test"], *(kept[name][:, :OUTSIDE] for name in names)]
     table = torch.cat(tables, 1)
     rows = torch.arange(POPULATION)[:, None]
