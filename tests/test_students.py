@@ -148,6 +148,7 @@ def test_a_draw_is_one_function_and_many_have_the_variance():
     assert torch.allclose(fresh.var(0), student.law.variance(x[0]), rtol=0.15)
 
 
+@pytest.mark.slow
 def test_one_pass_has_what_many_draws_have(tmp_path):
     plain = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).double()
     student = student_of(copy.deepcopy(plain), layer="2")
@@ -181,6 +182,7 @@ def taught(teacher, x, y, **options):
     return distill(teacher, "network", loader=loader, progress=False, accuracy_tolerance=1.0, **options)
 
 
+@pytest.mark.slow
 def test_a_student_with_enough_freedom_has_its_teachers_prediction_and_information():
     torch.manual_seed(0)
     teacher = ensemble([nn.Linear(5, 3).double() for _ in range(6)])
@@ -197,6 +199,7 @@ def _bare(inputs, outputs):
     return nn.Linear(inputs, outputs).double()
 
 
+@pytest.mark.slow
 def test_a_student_of_numbers_has_mean_and_variance_of_its_teacher():
     torch.manual_seed(0)
     noise = Gaussian(noise_std=0.1)
