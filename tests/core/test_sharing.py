@@ -95,6 +95,7 @@ def test_what_begins_to_learn_gets_memory_of_its_own(by_hand):
     before = kept(plain)
     posterior = bayesify.convert(plain, METHOD)
     posterior.network[3].requires_grad_(True)
+    assert copy.deepcopy(posterior).network[3].weight.requires_grad
     if by_hand:
         optimizer = torch.optim.SGD([p for p in posterior.parameters() if p.requires_grad], lr=0.1)
         Objective(posterior, num_data=16)(next(iter(loader()))).backward()

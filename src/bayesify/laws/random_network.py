@@ -72,6 +72,7 @@ class RandomNetwork(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return a copy, which has the same memory in common."""
+        self.shared.own(self.network)
         for name in self.shared.names:
             alias(tensor_of(self.network, name), memo)
         made = memo[id(self)] = type(self).__new__(type(self))
@@ -171,6 +172,7 @@ class RandomNetwork(nn.Module):
             share: Whether tensors whose memory this network has in common with another are not copied even so.
         """
         with self.runtime.modes.lock:
+            self.shared.own(self.network)
             if tensors is None:
                 return without_guards(copied(self.network, self.shared.names if share else ()))
             return without_guards(copy.deepcopy(self.network, _shared(self.network, tensors)))
