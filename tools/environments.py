@@ -3,7 +3,7 @@
 Each environment is a folder that is made once. One that cannot be had here (no such Python, nothing to install) is
 said to be so, and is no failure; a test that fails is one. Only Python 3.11 takes the pins of constraints.txt: the
 others are installed within the bounds of pyproject.toml. transformers 5 does without torch before 2.6, so that tests of
-its networks fail in the lowest environment; the package itself and its other tests work there.
+its networks fail in the lowest environment.
 
     python tools/environments.py --only 3.10 tests/data
 """
