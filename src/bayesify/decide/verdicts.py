@@ -157,6 +157,8 @@ class Verdicts(Displayed):
                 f"The {rules.score} of {score:.3g} is above that of {100 * share:.4g} % of {rules.known} known inputs, "
                 f"of which {100 * rules.id_acceptance:g} % are to pass (p = {p_value:.3g})."
             )
+        if code == ANSWER and rules.threshold == math.inf:
+            return f"Whatever the {rules.uncertainty} of a known input, {rules.promise}."
         if code == ANSWER:
             return f"The {rules.uncertainty} of {uncertainty:.3g} is below {rules.threshold:.3g}: {rules.promise}."
         if uncertainty < rules.threshold:
