@@ -2,12 +2,14 @@
 
 import ast
 import importlib
+import importlib.util
 import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import bayesify
+import bayesify.integrations
 
 ROOT = Path(__file__).parents[1]
 DOTTED = re.compile(r"(?<![\w./-])bayesify(?:\.[A-Za-z_]\w*)+")
@@ -47,6 +49,8 @@ def resolves(name: str) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of old names, which the package lists
         for part in name.split(".")[1:]:
+            if value is bayesify.integrations and importlib.util.find_spec(f"bayesify.integrations.{part}"):
+                importlib.import_module(f"bayesify.integrations.{part}")  # as a user does, who has the package
             if not hasattr(value, part):
                 return False
             value = getattr(value, part)
@@ -56,6 +60,8 @@ def resolves(name: str) -> bool:
 def test_names_are_found_at_all():
     assert resolves("bayesify.decide.Detector.fit")
     assert not resolves("bayesify.predict.moment_rule")
+    assert resolves("bayesify.integrations.timm.views")
+    assert not resolves("bayesify.integrations.timm.nonsense")
     assert len(_named()) > 20
 
 
