@@ -15,8 +15,8 @@ def test_every_version_that_the_package_allows_has_an_environment():
     for version in ("3.10", "3.11", "3.12", "3.13"):
         assert f"Python :: {version}" in text
     assert [environment.python for environment in ENVIRONMENTS] == ["3.10", "3.11", "3.12", "3.13"]
-    assert "torch>=2.4,<3" in text
-    assert {environment.torch for environment in ENVIRONMENTS} >= {"torch==2.4.0", "torch>=2.4,<3"}
+    assert "torch>=2.6,<3" in text
+    assert {environment.torch for environment in ENVIRONMENTS} >= {"torch==2.6.0", "torch>=2.6,<3"}
 
 
 def test_an_environment_that_cannot_be_had_is_said_and_is_no_failure(capsys, monkeypatch, tmp_path):
