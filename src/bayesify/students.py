@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from bayesify._core.deprecation import renamed
+from bayesify._core.deprecation import renamed, warn_renamed, with_new_keys
 from bayesify.conversion import build
 from bayesify.fitting import fit
 from bayesify.laws import LossTerms, Pass, Posterior, StudentLaw, require_posterior
@@ -59,6 +59,9 @@ def distill(
     """
     if algorithm == "network":
         return distill_network(posterior, loader, **options)
+    if "num_draws" in options:  # which is a student's own
+        warn_renamed("num_draws= of distill", "num_bn_draws=", stacklevel=4)
+        options = with_new_keys(options, {"num_draws": "num_bn_draws"})
     return distill_weights(posterior, algorithm, loader=loader, **options)  # type: ignore[arg-type]
 
 
