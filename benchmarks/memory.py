@@ -21,7 +21,7 @@ __all__ = ["computed", "measured", "run"]
 
 RESULTS = Path(__file__).parent / "results"
 ACTIONS = ("build", "plain step", "convert", "step", "predict", "save and load")
-SHAPES = {"small": (2, 64, 500), "medium": (12, 768, 50257)}  # layers, width, vocabulary
+SHAPES = {"small": (2, 64, 500), "medium": (12, 768, 50257), "large": (48, 1600, 50257)}  # layers, width, vocabulary
 BATCH, TOKENS = 1, 32
 
 
