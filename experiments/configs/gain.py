@@ -21,7 +21,7 @@ from experiments.config import Config, Fit, Student, Task
 __all__ = ["EXPERIMENTS", "RESTART"]
 
 RESTART = MAP(epochs=12, lr=0.1, weight_decay=5e-4, schedule="cosine")
-MEMBERS: tuple[tuple[Augmentation, tuple[int, ...]], ...] = (("cutout", (0,)), ("augmix", (1,)), ("usual", (2,)))
+MEMBERS: tuple[tuple[Augmentation, tuple[int, ...]], ...] = (("cutout", (0,)), ("augmix", (1,)), ("augmix", (2,)))
 MIRROR = ("identity", "mirror")
 FOUR = (*MIRROR, "shift(2,0)", "mirror+shift(-2,0)")
 THREE_SEEDS = (0, 1, 2)
@@ -33,7 +33,7 @@ POOLS = {"probabilities": "probs", "log-probabilities": "log-probs"}
 
 def _member(augmentation: Augmentation, seeds: tuple[int, ...]) -> Config:
     board = Board(way=Way(pooling="probs", temperatures="one"))
-    return Config(f"restart, {augmentation}", CifarTraining(augmentation), RESTART, (board,), seeds=seeds)
+    return Config(f"restart {seeds[0] + 1}, {augmentation}", CifarTraining(augmentation), RESTART, (board,), seeds=seeds)
 
 
 # -- ensembles of fits ------------------------------------------------------------------------------------------------
