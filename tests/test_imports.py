@@ -35,8 +35,8 @@ def trespasses(name: str, folder: str) -> bool:
 def test_what_trespasses():
     assert trespasses("bayesify.cli._common", "bayesify.decide")
     assert not trespasses("bayesify.cli._common", "bayesify.cli")
-    assert not trespasses("bayesify.evaluation.report._svg", "bayesify.evaluation.report")
-    assert trespasses("bayesify.evaluation.report._svg", "bayesify.evaluation")
+    assert not trespasses("bayesify.evaluation.report._pictures", "bayesify.evaluation.report")
+    assert trespasses("bayesify.evaluation.report._pictures", "bayesify.evaluation")
     assert not trespasses("bayesify._core.files", "bayesify.decide")
     assert set(imported(ast.parse("from bayesify.cli import _output"))) == {"bayesify.cli", "bayesify.cli._output"}
 

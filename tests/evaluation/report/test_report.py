@@ -40,7 +40,9 @@ def page(tmp_path_factory):
 @pytest.mark.slow
 def test_every_section_is_there(page):
     sections = [values["id"] for tag, values in page.tags if tag == "section"]
-    assert sections == ["comparison", "reliability", "histograms", "risk-coverage", "cost", "images", "conversion"]
+    assert sections == [
+        "mistakes", "comparison", "reliability", "histograms", "risk-coverage", "cost", "images", "conversion"
+    ]  # fmt: skip
     assert all(f"read-{section}" in page.ids for section in sections)
     assert "bayesify 0.1" in page.text
 
@@ -122,9 +124,9 @@ def test_without_ood_sets_and_costs_right_and_wrong_are_told_apart(tmp_path):
     evaluations = [replace(e, ood={}, cost=Cost(), conversion=None) for e in comparison()]
     page = Page(write_report(evaluations, tmp_path / "r.html").read_text(encoding="utf-8"))
     sections = [values["id"] for tag, values in page.tags if tag == "section"]
-    assert sections == ["comparison", "reliability", "histograms", "risk-coverage", "conversion"]
+    assert sections == ["mistakes", "comparison", "reliability", "histograms", "risk-coverage", "conversion"]
     assert "Is it unsure where it is wrong?" in page.text
-    assert "not recorded" in page.text
+    assert "Not recorded: " in page.text
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import matplotlib
 import torch
 
 from bayesify.evaluation.report._figures import _wilson, new_figure, thinned
-from bayesify.evaluation.report._svg import SETTINGS, to_svg
+from bayesify.evaluation.report.drawing import SETTINGS, to_svg
 
 
 def drawn(key):

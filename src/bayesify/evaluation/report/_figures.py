@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bayesify.evaluation import measures
 from bayesify.evaluation.evaluation import Evaluation, right_or_wrong
-from bayesify.evaluation.report._svg import METHOD_COLOURS, SET_COLOURS, new_figure
+from bayesify.evaluation.report.drawing import METHOD_COLOURS, SET_COLOURS, new_figure
 from bayesify.likelihoods.prediction import ClassificationPrediction
 
 if TYPE_CHECKING:

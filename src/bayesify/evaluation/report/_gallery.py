@@ -2,96 +2,88 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from bayesify.evaluation.evaluation import Evaluation
+from bayesify.evaluation.report._pictures import check_images, encoder
+from bayesify.evaluation.report.content import Bar, Gallery, Paragraph, Section, Tile
 from bayesify.likelihoods.prediction import ClassificationPrediction, Prediction, RegressionPrediction
 
-__all__ = ["Gallery", "Tile", "check_images", "choose", "galleries"]
+__all__ = ["aligned", "class_name", "gallery_section"]
 
 SHOWN = 8
-LARGEST = 96  # pixels; larger thumbnails only make the file large
 
 
-@dataclass(frozen=True)
-class Tile:
-    """One input and what was predicted; widths are percentages of the widest bar."""
+def aligned(evaluations: Sequence[Evaluation], name: str | None) -> Evaluation:
+    """Return the evaluation to show: one by name, or the best that splits uncertainty and saw the first one's examples.
 
-    source: str
-    predicted: str
-    target: str | None
-    wrong: bool
-    aleatoric: float
-    epistemic: float
-    widths: tuple[float, float]
-
-
-@dataclass(frozen=True)
-class Gallery:
-    """A row of tiles with a heading."""
-
-    title: str
-    tiles: list[Tile]
-
-
-def check_images(images: Tensor, prediction: Prediction, what: str) -> None:
-    """Raise where images and predictions do not belong together."""
-    if images.ndim != 4:
-        raise ValueError(f"{what} must be images (N, C, H, W), but the shape is {tuple(images.shape)}.")
-    if len(images) != len(prediction):
-        raise ValueError(
-            f"{what} holds {len(images)} images and the evaluation {len(prediction)} examples. Pass the images in the "
-            "order of the loader, from a loader that does not shuffle."
-        )
-    if prediction.score("total").ndim > 1:
-        raise ValueError(f"{what} can be shown for one prediction per image only; leave the argument out.")
-
-
-def choose(evaluations: Sequence[Evaluation]) -> Evaluation:
-    """Return the evaluation to show: the best that splits uncertainty and saw the first one's examples in order."""
+    Args:
+        evaluations: All of them.
+        name: The one to take, which must have seen the first one's examples in their order; None takes the best by NLL.
+    """
     first = evaluations[0]
-    aligned = [
+    same = [
         e
         for e in evaluations
-        if not e.deterministic
-        and torch.equal(e.targets, first.targets)
-        and {name: len(p) for name, p in e.ood.items()} == {name: len(p) for name, p in first.ood.items()}
+        if torch.equal(e.targets, first.targets)
+        and {key: len(p) for key, p in e.ood.items()} == {key: len(p) for key, p in first.ood.items()}
     ]
-    return min(aligned, key=lambda e: e.metrics.get("nll", float("inf"))) if aligned else first
+    if name is not None:
+        found = [e for e in same if e.name == name]
+        if not found:
+            raise ValueError(f"shown={name!r} must be one of {[e.name for e in same]}: of the first one's examples.")
+        return found[0]
+    random = [e for e in same if not e.deterministic]
+    return min(random, key=lambda e: e.metrics.get("nll", float("inf"))) if random else first
 
 
-def galleries(
+def gallery_section(
     evaluation: Evaluation,
     images: Tensor | None,
     ood_images: Mapping[str, Tensor],
     names: Sequence[str] | None,
-) -> list[Gallery]:
-    """Return the rows of thumbnails, ranked by the evaluation's score."""
+) -> list[Section]:
+    """Return the rows of thumbnails, ranked by the evaluation's score; nothing without images."""
     plan: list[tuple[str, Tensor, Prediction, Tensor | None, Tensor]] = []
     if images is not None:
+        check_images(images, evaluation.prediction, "images")
         order = torch.argsort(evaluation.prediction.score(evaluation.score), stable=True)
-        plan.append(("Test images, most certain", images, evaluation.prediction, evaluation.targets, order[:SHOWN]))
-        plan.append(
-            ("Test images, least certain", images, evaluation.prediction, evaluation.targets, order.flip(0)[:SHOWN])
-        )
+        own = (images, evaluation.prediction, evaluation.targets)
+        plan.append(("Test images, most certain", *own, order[:SHOWN]))
+        plan.append(("Test images, least certain", *own, order.flip(0)[:SHOWN]))
     for name, pictures in ood_images.items():
+        if name not in evaluation.ood:
+            raise ValueError(f"ood_images has {name!r}, but the evaluations' OOD sets are {list(evaluation.ood)}.")
         prediction = evaluation.ood[name]
+        check_images(pictures, prediction, f"ood_images[{name!r}]")
         order = torch.argsort(prediction.score(evaluation.score), stable=True)
         plan.append((f"OOD ({name}), most suspicious", pictures, prediction, None, order.flip(0)[:SHOWN]))
         plan.append((f"OOD ({name}), least suspicious", pictures, prediction, None, order[:SHOWN]))
-    shown = [prediction.score("total")[rows].max() for _, _, prediction, _, rows in plan]
-    widest = float(torch.stack(shown).max()) if shown else 0.0
-    return [
+    if not plan:
+        return []
+    widest = float(torch.stack([prediction.score("total")[rows].max() for _, _, prediction, _, rows in plan]).max())
+    galleries = [
         Gallery(title, [_tile(encode, prediction, targets, row, names, widest or 1.0) for row in rows.tolist()])
         for title, pictures, prediction, targets, rows in plan
-        for encode in [_encoder(pictures)]
+        for encode in [encoder(pictures)]
     ]
+    unit = "in nats" if evaluation.prediction.classes else "in variances"
+    section = Section(
+        key="images",
+        title="What is it sure about?",
+        findings=[
+            Paragraph(f"As {evaluation.name} sees them, ranked by {evaluation.score.replace('_', ' ')} uncertainty.")
+        ],
+        galleries=galleries,
+        colours={"aleatoric": "aleatoric", "epistemic": "epistemic"},
+        reading="Under each image: the prediction, with ✗ and the true label where it is wrong, then uncertainty as "
+        f"aleatoric + epistemic, {unit}. Aleatoric is what the data leave open, epistemic what the model does not "
+        "know. All bars have one scale.",
+    )
+    return [section]
 
 
 def _tile(
@@ -103,46 +95,26 @@ def _tile(
     widest: float,
 ) -> Tile:
     aleatoric, epistemic = (float(prediction.score(name)[row]) for name in ("aleatoric", "epistemic"))
-    target = None if targets is None else targets[row].item()
+    target = None if targets is None or not bool(prediction.counted(targets)[row]) else targets[row].item()
     if isinstance(prediction, RegressionPrediction):
         predicted, wrong = f"{float(prediction.mean[row]):.3g}", False
         shown = None if target is None else f"{target:.3g}"
     else:
         assert isinstance(prediction, ClassificationPrediction)
         label = int(prediction.label[row])
-        predicted, wrong = _name(label, names), target is not None and target != label
-        shown = None if target is None else _name(int(target), names)
+        predicted, wrong = class_name(label, names), target is not None and target != label
+        shown = None if target is None else class_name(int(target), names)
+    parts = [("aleatoric", 100 * aleatoric / widest), ("epistemic", 100 * epistemic / widest)]
     return Tile(
         source=encode(row),
-        predicted=predicted,
-        target=shown,
+        description=f"{'' if shown is None else f'label {shown}, '}predicted {predicted}",
+        title=f"✗ {predicted}" if wrong else predicted,
+        aside=f"{'label' if wrong else 'target'} {shown}" if shown not in (None, predicted) else "",
+        bars=[Bar(f"{aleatoric:.2f} + {epistemic:.2f}", parts)],
         wrong=wrong,
-        aleatoric=aleatoric,
-        epistemic=epistemic,
-        widths=(100 * aleatoric / widest, 100 * epistemic / widest),
     )
 
 
-def _name(label: int, names: Sequence[str] | None) -> str:
+def class_name(label: int, names: Sequence[str] | None) -> str:
+    """Return what a class is called."""
     return str(label) if names is None else str(names[label])
-
-
-def _encoder(images: Tensor) -> Callable[[int], str]:
-    """Return a function from a row to a PNG data URI; values outside 0 to 1 are put on the set's own range."""
-    images = images.detach().cpu()
-    low, high = 0.0, 255.0 if images.dtype == torch.uint8 else 1.0
-    if images.is_floating_point() and not (float(images.min()) >= 0 and float(images.max()) <= 1):
-        low, high = float(images.min()), float(images.max())
-
-    def encode(row: int) -> str:
-        from PIL import Image
-
-        image = ((images[row].float() - low) / max(high - low, 1e-12)).clamp(0, 1)
-        pixels = image.permute(1, 2, 0) if len(image) == 3 else image.mean(0)
-        picture = Image.fromarray((255 * pixels).round().to(torch.uint8).numpy())
-        picture.thumbnail((LARGEST, LARGEST))
-        buffer = io.BytesIO()
-        picture.save(buffer, "png", optimize=True)
-        return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-
-    return encode

@@ -12,7 +12,7 @@ from bayesify.evaluation import measures
 from bayesify.evaluation.comparison import LEVEL
 from bayesify.evaluation.evaluation import Evaluation
 from bayesify.evaluation.report._figures import PANEL, WIDE, method_style, percent_axis, thinned
-from bayesify.evaluation.report._svg import METHOD_COLOURS, new_figure
+from bayesify.evaluation.report.drawing import METHOD_COLOURS, new_figure
 from bayesify.likelihoods.prediction import RegressionPrediction
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -21,33 +20,13 @@ from bayesify.evaluation.report._figures import (
 )
 from bayesify.evaluation.report._regression import interval_figure, residual_figure
 from bayesify.evaluation.report._summary import Finding
-from bayesify.evaluation.report._svg import to_svg
+from bayesify.evaluation.report.content import Drawing, Paragraph, Section
+from bayesify.evaluation.report.drawing import to_svg
 
-__all__ = ["Drawing", "Section", "sections"]
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A figure with a heading."""
-
-    title: str
-    svg: str
+__all__ = ["figure_sections"]
 
 
-@dataclass(frozen=True)
-class Section:
-    """A question, what was found, rows of drawings that show it by heading, and how to read them."""
-
-    key: str
-    title: str
-    findings: list[str]
-    rows: dict[str, list[Drawing]]
-    reading: str
-    legend: list[Drawing] = field(default_factory=list)
-    wide: bool = False
-
-
-def sections(evaluations: Sequence[Evaluation]) -> list[Section]:
+def figure_sections(evaluations: Sequence[Evaluation]) -> list[Section]:
     """Return the sections that these evaluations have figures for."""
     if evaluations[0].prediction.classes:
         found = [_reliability(evaluations), *_histograms(evaluations), _risk_coverage(evaluations)]
@@ -89,7 +68,7 @@ def _histograms(evaluations: Sequence[Evaluation]) -> list[Section]:
         if shown:
             rows[f"{kind.capitalize()} uncertainty"] = _histogram_row(shown, kind, names)
     silent = [e.name for e in evaluations if e.deterministic]
-    note = f"No epistemic uncertainty, as nothing in them is random: {', '.join(silent)}."
+    note = Paragraph(f"No epistemic uncertainty, as nothing in them is random: {', '.join(silent)}.")
     section = Section(
         key="histograms",
         title="Does it detect OOD inputs?" if names else "Is it unsure where it is wrong?",
@@ -191,8 +170,8 @@ def _residuals(evaluations: Sequence[Evaluation]) -> Section:
     )
 
 
-def _texts(*findings: Finding | None) -> list[str]:
-    return [finding.text for finding in findings if finding is not None]
+def _texts(*findings: Finding | None) -> list[Paragraph]:
+    return [Paragraph(finding.text) for finding in findings if finding is not None]
 
 
 def _methods(evaluations: Sequence[Evaluation], key: str, *, line: bool = True, marker: bool = True) -> list[Drawing]:

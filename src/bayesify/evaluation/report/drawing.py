@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import io
 import re
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["METHOD_COLOURS", "SETTINGS", "SET_COLOURS", "new_figure", "to_svg"]
+__all__ = ["METHOD_COLOURS", "SETTINGS", "SET_COLOURS", "new_figure", "style", "to_svg"]
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart, without its yellow, too faint on white.
 METHOD_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#555555")
 SET_COLOURS = ("#D55E00", "#E69F00", "#CC79A7", "#009E73")
 
-SETTINGS = {
+SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",  # the page's own font, sharp at every size
     "svg.hashsalt": "bayesify",  # the same drawing gives the same bytes
     "text.parse_math": False,  # a name may hold a dollar sign
@@ -37,6 +38,13 @@ SETTINGS = {
     "ytick.labelcolor": "#333a42",
     "text.color": "#1c2127",
 }
+
+
+def style() -> AbstractContextManager[None]:
+    """Return a context in which figures look as those of the report do; outside of it nothing changes."""
+    import matplotlib
+
+    return matplotlib.rc_context(SETTINGS)
 
 
 def new_figure(width: float, height: float) -> Figure:
