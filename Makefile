@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-quick environments lint types pytest pytest-quick format clean
+.PHONY: help demo docs test test-quick environments lint types pytest pytest-quick format release clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,10 @@ pytest-quick: $(READY)
 format: $(READY) ## Fix style and formatting where that is safe
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# `make release ARGS=--dry-run` does everything but the tag.
+release: $(READY) ## Build the wheel and the sdist, check them, and tag the version
+	$(BIN)/python tools/release.py $(ARGS)
 
 clean: ## Remove the environment, caches and build products
 	rm -rf $(VENV) .environments build dist site .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

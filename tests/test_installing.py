@@ -5,16 +5,13 @@ import re
 import subprocess
 import sys
 import tarfile
-import venv
 import zipfile
-from importlib import metadata
-from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 
 from tests.test_packaging import ROOT, SOURCES
 from tests.test_readme import BLOCK, README
+from tools.release import fresh_environment
 
 pytestmark = pytest.mark.slow
 
@@ -71,52 +68,7 @@ def built(tmp_path_factory):
 @pytest.fixture(scope="module")
 def python(built, tmp_path_factory):
     """An interpreter with the wheel and, by links, all that it requires without extras."""
-    folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder, with_pip=False, symlinks=True)
-    python = folder / "bin" / "python"
-    (site,) = (folder / "lib").glob("python*/site-packages")
-    for name in required("bayesify"):
-        for part in {
-            file.parts[0] for file in metadata.files(name) or () if file.parts[0] not in ("..", "__pycache__")
-        }:
-            source = Path(str(metadata.distribution(name).locate_file(part)))
-            if not (site / part).exists():
-                (site / part).symlink_to(source)
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        python,
-        "install",
-        "-q",
-        "--no-deps",
-        "--no-index",
-        "--no-compile",
-        built[1],
-    ]
-    subprocess.run(command, check=True)
-    return python
-
-
-def required(name):
-    """Return the names of what a distribution requires here without extras, and what that requires."""
-    found, left = set(), [name]
-    while left:
-        for text in metadata.requires(left.pop()) or ():
-            one = Requirement(text)
-            wanted = one.marker is None or one.marker.evaluate({"extra": ""})
-            if wanted and one.name not in found and installed(one.name):
-                found.add(one.name)
-                left.append(one.name)
-    return sorted(found)
-
-
-def installed(name):
-    try:
-        return bool(metadata.version(name))
-    except metadata.PackageNotFoundError:  # CUDA's packages, beside a build for the CPU
-        return False
+    return fresh_environment(built[1], tmp_path_factory.mktemp("environment"))
 
 
 def run(python, code, folder):
@@ -148,11 +100,11 @@ def test_without_extras_whatever_is_missing_is_named(python, tmp_path):
 
 def test_the_readme_begins_without_extras(python, tmp_path):
     """But for its data, which come with scikit-learn."""
-    (block,) = BLOCK.finditer(README.read_text(encoding="utf-8"))
+    code = "\n".join(block["code"] for block in BLOCK.finditer(README.read_text(encoding="utf-8")))
     code, first = re.subn(
         r'bayesify\.data\.load\("digits", split\)',
         "bayesify.data.Split(torch.eye(64)[torch.arange(400) % 10].reshape(400, 1, 8, 8), torch.arange(400) % 10)",
-        block["code"],
+        code,
     )
     code, second = re.subn(r"bayesify\.data\.photo_patches\(3\)", "torch.rand(3, 1, 8, 8)", code)
     assert (first, second) == (1, 1)
