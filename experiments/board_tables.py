@@ -51,7 +51,13 @@ CHOSEN_ROWS = {
     "BayesAdapter, not fitted, widened": "BayesAdapter, not fitted, widened",
     "the same, mirrored": "BayesAdapter, not fitted, widened + mirror",
 }
-README_ROWS = ("plain", "plain + temperature", "plain + mirror, log-probabilities", "chosen, 4 passes")
+README_ROWS = (
+    "plain",
+    "plain + temperature",
+    "plain + mirror, log-probabilities",
+    "chosen, 4 passes",
+    "Laplace, last layer",
+)
 REGRESSION = {"RMSE": ("rmse", 1, 2), "CRPS": ("crps", 1, 3), "covered %": ("coverage", 100, 0)}
 
 
