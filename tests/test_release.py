@@ -118,7 +118,7 @@ def test_a_wheel_that_is_not_whole_or_does_not_import_is_refused(release, monkey
     (source / "late.py").touch()
     with pytest.raises(CheckError, match=r"lacks 1 files, sample/late\.py first"):
         release.check_metadata()
-    (release.root / "pyproject.toml").write_text("[project]\n")
+    (release.root / "pyproject.toml").write_text(PYPROJECT.replace("hatchling.build", "nowhere"))
     with pytest.raises(CheckError, match="It does not build"):
         release.build()
 
