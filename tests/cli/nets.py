@@ -32,6 +32,10 @@ def make_trained():
     return network.eval()
 
 
+def make_pixels():
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 2))
+
+
 def make_regressor():
     return nn.Linear(3, 1)
 

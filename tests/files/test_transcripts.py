@@ -1,4 +1,4 @@
-"""The transcripts of docs/files.md: each command is run, and says what the page says."""
+"""The transcripts of docs/files.md and docs/deciding.md: each command is run, and says what the page says."""
 
 import doctest
 import re
@@ -9,7 +9,7 @@ import pytest
 
 from bayesify.cli import main
 
-PAGE = Path(__file__).parents[2] / "docs" / "files.md"
+DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"^```(?P<language>python|sh|text)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -21,10 +21,11 @@ def shown(text):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_commands_say_what_the_page_says(capsys, monkeypatch, tmp_path):
+@pytest.mark.parametrize(("page", "least"), [("files.md", 8), ("deciding.md", 3)])
+def test_commands_say_what_the_page_says(capsys, monkeypatch, tmp_path, page, least):
     monkeypatch.chdir(tmp_path)
     namespace, said, count = {"__name__": "__main__"}, None, 0
-    for block in BLOCK.finditer(PAGE.read_text(encoding="utf-8")):
+    for block in BLOCK.finditer((DOCS / page).read_text(encoding="utf-8")):
         if block["language"] == "python":
             exec(block["code"], namespace)
         elif block["language"] == "sh":
@@ -37,4 +38,4 @@ def test_commands_say_what_the_page_says(capsys, monkeypatch, tmp_path):
             expected = shown(block["code"])
             assert doctest.OutputChecker().check_output(expected, said, doctest.ELLIPSIS), f"{expected}\nbut:\n{said}"
             count += 1
-    assert count >= 8
+    assert count >= least

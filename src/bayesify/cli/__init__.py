@@ -1,4 +1,4 @@
-"""The command line: `bayesify demo`, `fit`, `choose`, `evaluate`, `predict`, `compare`, `report`, `methods`.
+"""The command line: `bayesify demo`, `fit`, `choose`, `evaluate`, `predict`, `compare`, `guard`, `decide`, ...
 
 A command is a dataclass, and so is a method: the fields are the options, their types say what is read, and the
 docstrings are the help. tyro (the extra `cli`) makes the one from the other. jsonargparse does so too, and was tried
@@ -50,7 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             except SystemExit as stop:  # --help, --version, or an error that tyro has explained
                 return int(stop.code or 0)
             output = command.run()
-        print(json.dumps(finite(output.data), allow_nan=False) if command.json else output.text, flush=True)
+        text = json.dumps(finite(output.data), allow_nan=False) if command.json else output.text
+        if text:  # stdout may have had its lines already
+            print(text, flush=True)
     except BrokenPipeError:  # the reader of stdout, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

@@ -25,7 +25,7 @@ from bayesify.methods import Method, list_methods
 __all__ = ["read_command"]
 
 RENAMED = {"--num-samples": "--num-draws", "--foreign": "--ood"}  # options by their old names
-EXIT_CODES = "exit codes: 0 fine, 1 the job failed, 2 wrong usage"
+EXIT_CODES = "exit codes: 0 fine, 1 the job failed, 2 wrong usage, 130 interrupted"
 ABOUT = f"""\
 usage: bayesify COMMAND [OPTIONS]
 

@@ -17,6 +17,8 @@ from bayesify import storage
 from bayesify.cli._choosing import Choose
 from bayesify.cli._comparison import Made, compare, evaluate_posterior, fit_method
 from bayesify.cli._data import class_names, images_of
+from bayesify.cli._deciding import Decide
+from bayesify.cli._guard import Guard
 from bayesify.cli._options import Command, Job, LearningJob, OodOptions, ScoreOptions
 from bayesify.cli._output import JobError, Output, UsageError, aligned
 from bayesify.cli._predicting import Predict
@@ -24,7 +26,19 @@ from bayesify.conversion import convert
 from bayesify.methods import MAP, Method, list_methods, source_of
 from bayesify.prediction import as_views
 
-__all__ = ["COMMANDS", "Choose", "Compare", "Demo", "Evaluate", "Fit", "Methods", "Predict", "Report"]
+__all__ = [
+    "COMMANDS",
+    "Choose",
+    "Compare",
+    "Decide",
+    "Demo",
+    "Evaluate",
+    "Fit",
+    "Guard",
+    "Methods",
+    "Predict",
+    "Report",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,7 +273,7 @@ class Report(Job):
 
 
 COMMANDS: dict[str, type[Command]] = {
-    cls.__name__.lower(): cls for cls in (Demo, Methods, Fit, Choose, Evaluate, Predict, Compare, Report)
+    cls.__name__.lower(): cls for cls in (Demo, Methods, Fit, Choose, Evaluate, Predict, Compare, Report, Guard, Decide)
 }
 
 

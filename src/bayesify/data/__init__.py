@@ -25,7 +25,7 @@ from bayesify.data.ood import (
     uniform_like,
 )
 from bayesify.data.parts import Parts
-from bayesify.data.records import Records, Remark, read_records
+from bayesify.data.records import Records, Remark, read_records, read_stream
 from bayesify.data.scales import Scale, Standardised, standardise
 from bayesify.data.sets import SPLITS, load
 from bayesify.data.split import Split, hold_out
@@ -64,6 +64,7 @@ __all__ = [
     "photo_patches",
     "read_digits",
     "read_records",
+    "read_stream",
     "rotate",
     "salt_and_pepper",
     "shuffle_patches",

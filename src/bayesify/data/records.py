@@ -22,7 +22,7 @@ from typing import IO, Any
 from bayesify._core.optional import require
 from bayesify.data.folder import SUFFIXES
 
-__all__ = ["Records", "Remark", "is_file", "read_records"]
+__all__ = ["Records", "Remark", "is_file", "read_records", "read_stream"]
 
 SIZE = 1024  # rows at a time
 DELIMITERS = ",;\t|"
@@ -111,6 +111,21 @@ def read_records(path: str | Path, *, size: int = SIZE) -> Iterator[Records]:
     return _some(reader(path, size), path)
 
 
+def read_stream(file: IO[bytes], form: str = "jsonl", *, size: int = SIZE) -> Iterator[Records]:
+    r"""Read records as they come, from standard input or any other stream of bytes, at most `size` rows at a time.
+
+    Args:
+        file: What is read, once; it is closed at its end.
+        form: "jsonl" or "csv".
+        size: How many rows are in memory at once.
+
+    >>> (records,) = read_stream(io.BytesIO(b'{"text": "good"}\nwhat?\n'))
+    >>> records.columns, records.errors[0].row
+    ({'text': ['good']}, 2)
+    """
+    return READERS[f".{form}"](file, size)
+
+
 def is_file(text: str) -> bool:
     """Return whether a text is the path of data, by its ending or because there is a folder of that name."""
     return _suffix(Path(text)) in READERS or Path(text).exists()
@@ -158,8 +173,12 @@ def _is_text(line: str) -> bool:
         return False
 
 
-def _open(path: Path) -> IO[str]:
-    file: Any = (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb")
+def _open(source: Path | IO[bytes]) -> IO[str]:
+    path = source if isinstance(source, Path) else "The stream"
+    if isinstance(source, Path):
+        file: Any = (gzip.open if source.suffix.lower() == ".gz" else open)(source, "rb")
+    else:
+        file = source if hasattr(source, "peek") else io.BufferedReader(source)  # type: ignore[type-var]
     try:
         start = file.peek(4)[:4]
     except BROKEN as error:
@@ -174,13 +193,15 @@ def _open(path: Path) -> IO[str]:
 NOT_TEXT = "it has bytes that are not UTF-8; save the file as UTF-8"
 
 
-def _read_csv(path: Path, size: int) -> Iterator[Records]:
+def _read_csv(path: Path | IO[bytes], size: int) -> Iterator[Records]:
     with _open(path) as file:
         first = file.readline()
         delimiter = max(DELIMITERS, key=first.count)  # a comma where there is none
         lines = _Lines(chain([first], file))
         reader = csv.reader(lines, delimiter=delimiter)
         names = [name.strip() for name in next(reader, [])]
+        if not first and not isinstance(path, Path):  # a stream without rows
+            return
         if not lines.taken() or not any(names):
             raise ValueError(f"The header of {path} is {'not UTF-8' if any(names) else 'empty'}.")
         _check_names(names, path)
@@ -202,7 +223,7 @@ def _read_csv(path: Path, size: int) -> Iterator[Records]:
             yield Records(numbers, columns or {name: [] for name in names}, errors)
 
 
-def _read_lines(path: Path, size: int) -> Iterator[Records]:
+def _read_lines(path: Path | IO[bytes], size: int) -> Iterator[Records]:
     with _open(path) as file:
 
         def rows() -> Iterator[dict[str, Any] | str]:
@@ -253,7 +274,7 @@ def _stretches(found: Iterator[Any], size: int) -> Iterator[tuple[list[int], lis
         yield numbers, values, tuple(errors)
 
 
-def _check_names(names: Sequence[str], path: Path) -> None:
+def _check_names(names: Sequence[str], path: Path | IO[bytes]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ValueError(f"{path} has several columns of one name: {', '.join(map(repr, twice))}. Rename them.")
@@ -323,7 +344,7 @@ def _read_folder(root: Path, size: int) -> Iterator[Records]:
         yield Records(list(range(start + 1, start + 1 + len(paths))), columns)
 
 
-READERS: dict[str, Callable[[Path, int], Iterator[Records]]] = {
+READERS: dict[str, Callable[[Any, int], Iterator[Records]]] = {
     ".csv": _read_csv,
     ".tsv": _read_csv,
     ".parquet": _read_parquet,

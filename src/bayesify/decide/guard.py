@@ -178,6 +178,12 @@ class Guard:
         if max_width is None:
             known = choice.examined
             inside, kept = values < detector.threshold, known.scores(choice.score) < detector.threshold
+            if not bool(inside.any()):
+                raise ValueError(
+                    f"The {choice.score.label} of every validation example is the same, so that none is known to lie "
+                    "below the detector's threshold and nothing can be answered. Take a posterior whose uncertainty "
+                    "differs between inputs, another score=, or for numbers max_width=."
+                )
             own, spare = other.correct(tolerance), known.correct(tolerance)
             abstainer = Abstainer.fit(
                 other.uncertainty(choice.uncertainty)[inside],
@@ -279,21 +285,15 @@ class Guard:
     def rules(self) -> Rules:
         """What the verdicts follow."""
         names = self.class_names or tuple(map(str, range(self.posterior_classes or 0)))
-        if self.abstainer is None:
-            promise = f"its interval is at most {self.max_width:g} wide"
-        else:
-            wrong = "are wrong" if self.tolerance is None else f"are off by more than {self.tolerance:g}"
-            promise = (
-                f"at most {100 * self.abstainer.max_risk:g} % of such answers {wrong}, with a confidence of "
-                f"{100 * (self.abstainer.confidence or 0):g} %"
-            )
         return Rules(
             score=self.score.label,
             known=len(self.detector.calibration),
             id_acceptance=self.detector.id_acceptance,
             uncertainty=self.uncertainty,
             threshold=self.threshold,
-            promise=promise,
+            max_risk=None if self.abstainer is None else self.abstainer.max_risk,
+            confidence=None if self.abstainer is None else self.abstainer.confidence,
+            limit=self.max_width if self.abstainer is None else self.tolerance,
             classes=names,
         )
 

@@ -34,7 +34,9 @@ class Rules:
         id_acceptance: The share of known inputs that are not called OOD.
         uncertainty: The name of the uncertainty that decides whether to answer.
         threshold: Answered are inputs with less.
-        promise: What answers promise, in words.
+        max_risk: The share of wrong answers that is promised; None where the width of intervals decides.
+        confidence: With which probability.
+        limit: Of numbers: the largest error of an answer that is right, or the widest interval of an answer.
         classes: Names of the classes; empty for numbers.
     """
 
@@ -43,8 +45,26 @@ class Rules:
     id_acceptance: float
     uncertainty: str
     threshold: float
-    promise: str
+    max_risk: float | None = None
+    confidence: float | None = None
+    limit: float | None = None
     classes: tuple[str, ...] = ()
+
+    @property
+    def promise(self) -> str:
+        """What answers promise, in words."""
+        if self.max_risk is None:
+            return f"its interval is at most {self.limit:g} wide"
+        wrong = "are wrong" if self.limit is None else f"are off by more than {self.limit:g}"
+        return (
+            f"at most {100 * self.max_risk:g} % of such answers {wrong}, with a confidence of "
+            f"{100 * (self.confidence or 0):g} %"
+        )
+
+    def scaled(self, std: float) -> Rules:
+        """Return the rules of numbers that were divided by `std`, in their own units; the uncertainty is a variance."""
+        limit = None if self.limit is None else self.limit * std
+        return dataclasses.replace(self, threshold=self.threshold * std**2, limit=limit)
 
 
 @dataclass(frozen=True, repr=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from bayesify.laws import Posterior
 from bayesify.likelihoods.prediction import Prediction
 from bayesify.prediction import predict
 
-__all__ = ["FILE", "Fitted", "Settings", "load", "read_settings", "save", "source_digest"]
+__all__ = ["FILE", "Fitted", "Settings", "load", "read_settings", "save", "source_digest", "whole"]
 
 FILE = "files.json"
 FORMAT = 1
@@ -112,10 +113,27 @@ def save(
         settings: What `load` needs besides.
         weights: Whether the network's own weights are stored.
     """
+    with whole(folder, network, encoding, settings, weights=weights) as made:
+        storage.save(posterior, made)
+
+
+@contextlib.contextmanager
+def whole(
+    folder: str | Path, network: nn.Module, encoding: Encoding, settings: Settings, *, weights: bool = True
+) -> Iterator[Path]:
+    """Let something be saved in a folder, and put what its files need beside it; `files.json` is written last.
+
+    Args:
+        folder: Made if it does not exist.
+        network: The plain network.
+        encoding: How rows are encoded.
+        settings: What loading needs besides.
+        weights: Whether the network's own weights are stored.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FILE).unlink(missing_ok=True)
-    storage.save(posterior, folder)
+    yield folder
     if isinstance(encoding, TextEncoding) and settings.model.startswith("hf:"):
         with quiet_transformers():
             encoding.tokenizer.save_pretrained(folder / NETWORK)
