@@ -17,7 +17,10 @@ from tests.test_readme import BLOCK
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 FENCE = re.compile(r"^ *(```+|~~~+) *(?P<language>\w*)", re.MULTILINE)
-TRANSCRIPTS = [DOCS / "files.md"]  # with commands between the blocks, which tests/files/test_transcripts.py runs too
+TRANSCRIPTS = [
+    DOCS / "files.md",
+    DOCS / "deciding.md",
+]  # with commands between the blocks, which tests/files/test_transcripts.py runs too
 TOGETHER = DOCS / "integrations" / "processes.md"  # runs in two processes
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if BLOCK.search(page.read_text(encoding="utf-8"))]
 

@@ -178,7 +178,7 @@ def _open(source: Path | IO[bytes]) -> IO[str]:
     if isinstance(source, Path):
         file: Any = (gzip.open if source.suffix.lower() == ".gz" else open)(source, "rb")
     else:
-        file = source if hasattr(source, "peek") else io.BufferedReader(source)  # type: ignore[type-var]
+        file = source if hasattr(source, "peek") else io.BufferedReader(source)
     try:
         start = file.peek(4)[:4]
     except BROKEN as error:

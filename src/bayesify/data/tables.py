@@ -19,6 +19,7 @@ from bayesify.data.split import Split
 __all__ = ["Category", "Number", "TableEncoding"]
 
 MOST_LEVELS = 50  # a column with more different texts is left out
+FAR = 20  # standard deviations from the mean, beyond which a number is odd
 NUMERIC = 0.95  # the share of values that must be numbers in a column of numbers
 
 
@@ -55,6 +56,10 @@ class Number:
                 )
             )
         column = (torch.from_numpy(found) - self.mean) / self.std
+        if (self.mean, self.std) != (0.0, 1.0):  # which says nothing of numbers that were left as they are
+            for i in sorted(set((column.abs() > FAR).nonzero()[:, 0].tolist()) - set(absent)):
+                far = f"{float(column[i]):+.0f} standard deviations from training's mean"
+                odd[i] = f"{self.name!r} is {found[i]:.4g}, {far}"
         gone = torch.zeros(len(values), dtype=torch.bool)
         gone[absent] = True
         column = column.masked_fill(gone, 0.0)
