@@ -67,6 +67,8 @@ class OnePass:
         self.posterior = posterior
         self.components = found
         self.covariance = predictor.covariance if isinstance(predictor, Streamlined) else "none"
+        self.directions = predictor.directions if isinstance(predictor, Streamlined) else 1
+        self.signs: int = getattr(predictor, "sketch", 0)
         if self.covariance == "per-head" and all(one.dense is not None for one in found):
             raise ValueError(
                 "Streamlined(covariance='per-head') is for attentions with random values, and only the last linear "
@@ -96,7 +98,7 @@ class OnePass:
             ]
             made.factors = [1.0 if one.dense is None else scales.get(one.dense.layer, 1.0) for one in self.components]
             made.passes = made._forward_passes()
-            made.plan = None if self.plan is None else replace(self.plan, factors={})
+            made.plan = None if self.plan is None else replace(self.plan, factors={}, sketches={})
             self.others = {key: made}  # the last one alone: each holds a copy of all variances
         return self.others[key]
 
@@ -120,7 +122,10 @@ class OnePass:
         """Say which engine it is."""
         if self.components[0].dense is not None:
             return _CLOSED_FORM
-        return _WORDS[self.covariance if self.way == "moments" else self.way]
+        found = _WORDS[self.covariance if self.way == "moments" else self.way]
+        if self.way == "principal" and self.directions > 1:
+            return found.replace("one backward pass for", f"{self.directions} backward passes for")
+        return found
 
     # -- the engine -------------------------------------------------------------------------------------------------
 
@@ -167,10 +172,10 @@ class OnePass:
                 "Streamlined(engine='margin') is for one decision or one number for each example, and the network's "
                 f"output is {tuple(outputs.shape[1:])}. Use how='streamlined' or how='linearised'."
             )
-        if engine == "principal" and not whole:
+        if (engine == "principal" or self.directions > 1) and not whole:
             raise ValueError(
-                "Streamlined(engine='principal') is for classifiers whose logits come from a last nn.Linear. Use "
-                "how='streamlined' or how='linearised'."
+                "Streamlined(engine='principal') is for classifiers whose logits come from a last nn.Linear, and so "
+                "are several directions. Use how='streamlined' or how='linearised'."
             )
         if engine != "auto":
             self.plan = make_plan(posterior, component, inputs)
@@ -229,9 +234,9 @@ class OnePass:
         if self.way == "principal":
             assert self.head is not None
             with self.head.watched():
-                made = LinearisedPass(posterior, component, self.plan, inputs)
-            return made.outputs, principal_variances(made, component, self.head), None
-        made = LinearisedPass(posterior, component, self.plan, inputs)
+                made = LinearisedPass(posterior, component, self.plan, inputs, signs=self.signs)
+            return made.outputs, principal_variances(made, component, self.head, self.directions), None
+        made = LinearisedPass(posterior, component, self.plan, inputs, signs=self.signs)
         variances = margin_variances if self.way == "margin" else all_variances
         return made.outputs, variances(made, posterior.likelihood), None
 

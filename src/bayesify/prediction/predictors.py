@@ -194,6 +194,11 @@ class _WithoutDraws(Predictor):
         )
 
 
+def _check_number(name: str, value: Any, *, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, but it is {value!r}.")
+
+
 @dataclass(frozen=True, repr=False)
 class Streamlined(_WithoutDraws):
     """Mean and variance of the outputs in one pass, for posteriors that are mixtures of Gaussians or of noisy layers.
@@ -202,17 +207,24 @@ class Streamlined(_WithoutDraws):
         engine: "auto" takes the one that suits the network, and a random last layer's closed form; "moments" carries
             means and variances forward; "principal" and "margin" take one backward pass each, for where the logits
             move most, and for the difference of the top two.
+        directions: Of "principal": along how many directions of the logits the variance is found by a backward pass.
+        sketch: How many random vectors stand, beside each example's own, for the input channels of a layer whose
+            weight meets many positions while a backward pass adds up squares; 0 adds up all channels.
         covariance: "none"; "full" carries covariances through stacks of linear layers and activations; "per-head"
             carries those within each head of attention. Both are of "moments".
 
     Example:
         >>> Streamlined(engine="moments")
         Streamlined(engine='moments')
+        >>> Streamlined(directions=2)  # a second backward pass: a better order, for one plain pass more
+        Streamlined(directions=2)
     """
 
     name: ClassVar[str] = "streamlined"
     engine: Engine = "auto"
     covariance: Covariance = "none"
+    directions: int = 1
+    sketch: int = 1
 
     def __post_init__(self) -> None:
         """Refuse what there is not."""
@@ -227,11 +239,22 @@ class Streamlined(_WithoutDraws):
                 f"covariance={self.covariance!r} is carried forward, with engine='moments', and engine is "
                 f"{self.engine!r}."
             )
+        _check_number("directions", self.directions, least=1)
+        _check_number("sketch", self.sketch, least=0)
+        if self.directions > 1 and (self.covariance != "none" or self.engine not in ("auto", "principal")):
+            raise ValueError(
+                f"directions={self.directions} are of engine='principal', which takes a backward pass for each; it has "
+                "no covariance that is carried forward. Leave engine and covariance out, or directions."
+            )
 
 
 @dataclass(frozen=True, repr=False)
 class Linearised(_WithoutDraws):
     """The exact variance of every output to first order in what is random, by one backward pass each.
+
+    Attributes:
+        sketch: 0 is exact; R > 0 lets R random vectors, beside each example's own, stand for the input channels of
+            layers whose weights meet many positions, which is right on average and costs about half.
 
     Example:
         >>> Linearised()
@@ -239,6 +262,11 @@ class Linearised(_WithoutDraws):
     """
 
     name: ClassVar[str] = "linearised"
+    sketch: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what there is not."""
+        _check_number("sketch", self.sketch, least=0)
 
 
 How = Literal["sampling", "streamlined", "linearised", "mean"] | Predictor

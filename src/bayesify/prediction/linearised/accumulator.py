@@ -13,7 +13,8 @@ from torch import Tensor
 from bayesify._core.maths import rank_one_factors
 from bayesify.laws import BatchDim
 from bayesify.laws.gaussian.site import Arrangement
-from bayesify.layers import Factors
+from bayesify.layers import Convolution, Factors
+from bayesify.prediction.linearised.sketch import Sketch
 
 __all__ = ["Factors", "Ledger", "Part"]
 
@@ -45,12 +46,23 @@ class Ledger:
         batches: Where the batch is in each call, in their order; None while that is being found out.
         like: A tensor with the device and type of the result.
         known: Factors of variances, which all passes of a plan share.
+        signs: How many vectors of random signs stand for a layer's input channels; 0 adds up all of them.
+        sketches: What was made of them, likewise shared.
     """
 
     def __init__(
-        self, rows: int, batches: list[Batch] | None, like: Tensor, known: dict[Part, Factors] | None = None
+        self,
+        rows: int,
+        batches: list[Batch] | None,
+        like: Tensor,
+        known: dict[Part, Factors] | None = None,
+        *,
+        signs: int = 0,
+        sketches: dict[tuple[Part, int], Sketch] | None = None,
     ) -> None:
         self.known = {} if known is None else known
+        self.signs = signs
+        self.sketches = {} if sketches is None else sketches
         self.rows = rows
         self.batches = batches
         self.anchor = like.new_zeros(()).requires_grad_()
@@ -100,6 +112,16 @@ class Ledger:
         if part not in self.known:
             self.known[part] = rank_one_factors(variance)
         return self.known[part]
+
+    def sketch_of(self, part: Part, variance: Tensor, operation: Convolution | None) -> Sketch:
+        """Return what stands for a weight's input channels, made once."""
+        found = self.sketches.get((part, self.signs))
+        if found is None:
+            name, offset = part[:2]
+            found = Sketch.make(variance, operation, self.signs, f"{name}/{offset}")
+            if not torch.compiler.is_compiling():
+                self.sketches[part, self.signs] = found
+        return found
 
     # -- backward -----------------------------------------------------------------------------------------------
 

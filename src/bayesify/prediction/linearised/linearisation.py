@@ -18,6 +18,7 @@ from bayesify.laws.trace import grown
 from bayesify.prediction.linearised import norm_rules  # noqa: F401  registers its rules
 from bayesify.prediction.linearised.accumulator import Batch, Factors, Ledger, Part
 from bayesify.prediction.linearised.rules import NoiseCall, run
+from bayesify.prediction.linearised.sketch import Sketch
 from bayesify.prediction.linearised.tensor import RandomWeight, RotatedWeight
 
 __all__ = ["LinearisedPass", "Plan", "make_plan"]
@@ -34,12 +35,16 @@ class Plan:
         looped: The tensors that have to be looped over, example by example.
         positions: Whether a random tensor meets several positions of an example, tokens or pixels.
         factors: What the variances of matrices are a product of, as passes find it out.
+        sketches: What stands for layers' input channels, likewise.
+        sites: The modules at which randomness enters.
     """
 
     batches: list[Batch] = field(default_factory=list)
     looped: frozenset[str] = frozenset()
     positions: bool = False
     factors: dict[Part, Factors] = field(default_factory=dict)
+    sketches: dict[tuple[Part, int], Sketch] = field(default_factory=dict)
+    sites: frozenset[nn.Module] = frozenset()
 
 
 def make_plan(posterior: Posterior, component: Component, inputs: Any) -> Plan:
@@ -49,10 +54,11 @@ def make_plan(posterior: Posterior, component: Component, inputs: Any) -> Plan:
     else has changed.
     """
     one = slice_rows(inputs, 0, 1)
+    sites = frozenset(posterior.law.sites() if component.means or component.noisy else ())
 
     def look(rows: int, looped: frozenset[str]) -> Ledger:
         ledger = Ledger(rows, None, _like(posterior))
-        with torch.enable_grad(), _random_tensors(posterior, component, ledger, looped):
+        with torch.enable_grad(), _random_tensors(posterior, component, ledger, looped, sites):
             call(posterior.network, repeat_rows(one, rows))
         return ledger
 
@@ -71,7 +77,7 @@ def make_plan(posterior: Posterior, component: Component, inputs: Any) -> Plan:
         found = lost | two.looped | three.looped
         found.update(*(component.rotations[name].names for name in found if name in component.rotations))
         if not found:
-            return Plan(batches, looped, positions)
+            return Plan(batches, looped, positions, sites=sites)
         looped |= found
         again = look(2, looped)
         kept = [
@@ -80,7 +86,8 @@ def make_plan(posterior: Posterior, component: Component, inputs: Any) -> Plan:
             if (left := tuple(name for name in names if name not in looped))
         ]
         if not again.looped and [call for _, call in kept] == again.calls:
-            return Plan([batch for batch, _ in kept], looped, any(len(shape) > 2 for _, (shape, _) in kept))
+            positions = any(len(shape) > 2 for _, (shape, _) in kept)
+            return Plan([batch for batch, _ in kept], looped, positions, sites=sites)
 
 
 def _batch(two: torch.Size, three: torch.Size) -> Batch:
@@ -102,12 +109,16 @@ class LinearisedPass:
         component: Which component of it.
         plan: From `make_plan`.
         inputs: A batch.
+        signs: How many vectors of random signs stand for each layer's input channels, see `Sketch`; with 0 the sum
+            over them is exact.
     """
 
-    def __init__(self, posterior: Posterior, component: Component, plan: Plan, inputs: Any) -> None:
+    def __init__(self, posterior: Posterior, component: Component, plan: Plan, inputs: Any, *, signs: int = 0) -> None:
         self.posterior, self.component, self.plan, self.inputs = posterior, component, plan, inputs
-        self.ledger = Ledger(batch_rows(inputs), plan.batches, _like(posterior), plan.factors)
-        with torch.enable_grad(), _random_tensors(posterior, component, self.ledger, plan.looped):
+        self.ledger = Ledger(
+            batch_rows(inputs), plan.batches, _like(posterior), plan.factors, signs=signs, sketches=plan.sketches
+        )
+        with torch.enable_grad(), _random_tensors(posterior, component, self.ledger, plan.looped, plan.sites):
             self._outputs = posterior.read(call(posterior.network, inputs))
         if self._outputs.shape[0] != self.ledger.rows:
             raise ValueError(
@@ -167,7 +178,9 @@ def _like(posterior: Posterior) -> Tensor:
 
 
 @contextmanager
-def _random_tensors(posterior: Posterior, component: Component, ledger: Ledger, looped: Any) -> Iterator[None]:
+def _random_tensors(
+    posterior: Posterior, component: Component, ledger: Ledger, looped: frozenset[str], sites: frozenset[nn.Module]
+) -> Iterator[None]:
     """Let the network meet its random tensors and noisy layers as the ledger needs them."""
     network = posterior.network
     tensors: dict[str, Tensor] = {
@@ -177,7 +190,6 @@ def _random_tensors(posterior: Posterior, component: Component, ledger: Ledger, 
     def act(site: NoisySite) -> Callable[..., Tensor]:
         return lambda x, *more: _noise(site, ledger, x, *more)
 
-    sites = posterior.law.sites() if component.means or component.noisy else set()
     with (
         gradients_required(sites),
         _frozen(network),

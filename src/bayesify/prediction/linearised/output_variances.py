@@ -91,13 +91,15 @@ class Head:
         self.features = args[0].detach()
 
 
-def principal_variances(found: LinearisedPass, component: Component, head: Head) -> Tensor:
-    """Return logits' variances from the exact variance of one function of them.
+def principal_variances(found: LinearisedPass, component: Component, head: Head, directions: int = 1) -> Tensor:
+    """Return logits' variances from the exact variance of a few functions of them.
 
     Logits z = W h + b have the covariance W S W' + L, S the features' and L what W and b themselves cause, which is
-    known. A feature is the noisier the larger it is: S is taken as k diag |h|. The number k comes from the exact
-    first-order variance of d.z, d being the direction in which W diag |h| W' is widest, with W centred over classes.
-    Exact for two classes, where there is one direction alone.
+    known. A feature is the noisier the larger it is: S is taken as k diag |h|, so that the covariance is k M + L with
+    M = W diag |h| W', W centred over classes. d_1, ..., d_K are orthonormal directions in which M is widest (one alone
+    is where W W' is, and the same for all examples), and v_i the exact first-order variances of d_i.z without L. They
+    are what the covariance has there, and for the others k = sum_i v_i / sum_i d_i' M d_i. Exact for K + 1 classes,
+    where there are no others.
     """
     assert head.features is not None
     h = head.features
@@ -107,16 +109,44 @@ def principal_variances(found: LinearisedPass, component: Component, head: Head)
     centred = weight - weight.mean(0)
     size = h.abs()
     size = torch.where(size.amax(-1, keepdim=True) > 0, size, 1)
-    top = torch.zeros_like(found.outputs).scatter_(1, found.outputs.argmax(-1, keepdim=True), 1)
-    direction = top - 1 / top.shape[-1]
-    for _ in range(STEPS):
-        direction = nn.functional.normalize(((direction @ centred) * size) @ centred.mT, dim=-1)
-    whole = found.variance(direction, last=True)
-    own, along = _own(component, head, random, direction)
-    rest = (whole - along).clamp_min(0)
-    shape = ((direction @ centred).square() * size).sum(-1)
-    scale = rest / shape.clamp_min(torch.finfo(shape.dtype).tiny)
-    return own + independent_variances(scale[:, None] * (size @ centred.square().mT))
+    number = min(directions, centred.shape[0] - 1)
+    chosen = (
+        _widest(centred, size, found.outputs, number) if number > 1 else [_common(centred).expand_as(found.outputs)]
+    )
+    rests, shapes, own = [], [], torch.zeros_like(found.outputs)
+    for index, direction in enumerate(chosen):
+        whole = found.variance(direction, last=index == number - 1)
+        own, along = _own(component, head, random, direction)
+        rests.append((whole - along).clamp_min(0))
+        shapes.append(((direction @ centred).square() * size).sum(-1))
+    scale = sum(rests) / sum(shapes).clamp_min(torch.finfo(own.dtype).tiny)
+    spread = scale[:, None] * (size @ centred.square().mT)
+    if number > 1:
+        for direction, rest, shape in zip(chosen, rests, shapes, strict=True):
+            spread = spread + (rest - scale * shape)[:, None] * direction.square()
+    return own + independent_variances(spread.clamp_min(0))
+
+
+def _common(centred: Tensor) -> Tensor:
+    """Return a direction (C,) in which W W' is wide, by the power method."""
+    direction = centred[:, centred.square().sum(0).argmax()]
+    for _ in range(3 * STEPS):
+        direction = nn.functional.normalize(centred @ (direction @ centred), dim=0)
+    return direction
+
+
+def _widest(centred: Tensor, size: Tensor, outputs: Tensor, number: int) -> list[Tensor]:
+    """Return orthonormal directions (B, C) in which M = W diag |h| W' is widest, by the power method."""
+    classes = outputs.shape[-1]
+    found: list[Tensor] = []
+    for place in outputs.topk(number, -1).indices.unbind(-1):
+        direction = torch.zeros_like(outputs).scatter_(1, place[:, None], 1) - 1 / classes
+        for _ in range(STEPS):
+            direction = nn.functional.normalize(((direction @ centred) * size) @ centred.mT, dim=-1)
+            for known in found:
+                direction = direction - (direction * known).sum(-1, keepdim=True) * known
+        found.append(nn.functional.normalize(direction, dim=-1) if found else direction)
+    return found
 
 
 def _own(component: Component, head: Head, random: list[str], direction: Tensor) -> tuple[Tensor, Tensor]:

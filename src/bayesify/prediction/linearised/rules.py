@@ -28,6 +28,7 @@ from bayesify.layers import (
     LinearGradients,
 )
 from bayesify.prediction.linearised.accumulator import Ledger, Part
+from bayesify.prediction.linearised.sketch import Sketch
 
 __all__ = ["AffineCall", "Call", "ConvolutionCall", "EmbeddingCall", "ExpandCall", "LinearCall", "NoiseCall", "run"]
 
@@ -107,10 +108,14 @@ class LayerCall(Call):
             self.ledger.add_gradient(self.random_bias.part, found.bias, self.random_bias.variance)
         if self.random_weight is not None:
             part, variance = self.random_weight.part, self.random_weight.variance
-            if self.ledger.once(part):
-                self.ledger.add(found.weighted_squares(variance))
-            else:
+            if not self.ledger.once(part):
                 self.ledger.add_gradient(part, found.weight(), variance)
+            else:
+                self.ledger.add(self.squares(found, self.random_weight))
+
+    def squares(self, found: ExampleGradients, random: Random) -> Tensor:
+        """Return the weighted squares of the weight's derivatives, (B,)."""
+        return found.weighted_squares(random.variance)
 
 
 @dataclass
@@ -149,6 +154,13 @@ class LinearCall(LayerCall):
             self.turned = functional.linear(inputs, random.rotated.kernel(self.weight.shape), random.rotated.offset)
         return LinearGradients(self.turned, flow @ random.rotated.left[0], random.factors, self.kept)
 
+    def squares(self, found: ExampleGradients, random: Random) -> Tensor:
+        """Return the weighted squares, from a few mixtures of features where that is asked for."""
+        positions, features = found.x.shape[1:]
+        if random.rotated is not None or not Sketch.pays(features, positions, self.ledger.signs):
+            return super().squares(found, random)
+        return self.ledger.sketch_of(random.part, random.variance, None).squares(found, self.kept)
+
 
 @dataclass
 class ConvolutionCall(LayerCall):
@@ -161,6 +173,7 @@ class ConvolutionCall(LayerCall):
     bias: Tensor | None
     random_weight: Random | None
     random_bias: Random | None
+    kept: dict[str, Tensor] = field(default_factory=dict)
 
     def output(self, x: Tensor) -> Tensor:
         """Return the convolution."""
@@ -178,6 +191,13 @@ class ConvolutionCall(LayerCall):
         rotated = None if self.random_weight is None else self.random_weight.rotated
         turn = None if rotated is None else rotated.turned
         return ConvolutionGradients(x, grad, self.operation, self.weight, turn)
+
+    def squares(self, found: ExampleGradients, random: Random) -> Tensor:
+        """Return the weighted squares, from a few mixtures of channels where that is asked for."""
+        channels, positions = found.x.shape[2] // self.operation.groups, found.x.shape[3:].numel()
+        if random.rotated is not None or not Sketch.pays(channels, positions, self.ledger.signs):
+            return super().squares(found, random)
+        return self.ledger.sketch_of(random.part, random.variance, self.operation).squares(found, self.kept)
 
 
 @dataclass
@@ -214,8 +234,10 @@ class AffineCall(LayerCall):
         if self.centre is not None and self.factor is not None:
             moved = -self.centre * (self.factor if self.scale is None else self.scale * self.factor)
             offset = moved if offset is None else offset + moved
-        y = x if slope is None else x * slope
-        return y if offset is None else y + self._aligned(offset, x)
+        if slope is None or offset is None:
+            y = x if slope is None else x * slope
+            return y if offset is None else y + self._aligned(offset, x)
+        return torch.addcmul(self._aligned(offset, x), x, slope)
 
     def of_input(self, grad: Tensor, x: Tensor) -> Tensor:
         """Return the gradient times the slope."""
