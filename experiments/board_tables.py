@@ -40,8 +40,10 @@ SHIFT: Columns = {
     "NLL": Cell(("shift", "nll"), digits=3),
     "ECE %": Cell(("shift", "ece"), 100, 1),
 }
-# The page that helps to choose shows what rows cost and gain in short.
-CHOSEN_ROWS = {
+# The page that helps to choose shows what rows cost and gain in short; those of a tuple are of another experiment.
+TASK = "scoreboard_cifar_resnet20"
+ONE = "network + 1 restart"
+CHOSEN_ROWS: dict[str, str | tuple[str, str]] = {
     "the network as it is": "plain",
     "+ a temperature": "plain + temperature",
     "+ a mirrored view": "plain + mirror, log-probabilities",
@@ -50,13 +52,15 @@ CHOSEN_ROWS = {
     "last-layer Laplace": "Laplace, last layer",
     "BayesAdapter, not fitted, widened": "BayesAdapter, not fitted, widened",
     "the same, mirrored": "BayesAdapter, not fitted, widened + mirror",
+    "the network and a restart of 12 epochs, mirrored": ("gain_cifar", f"{ONE}, 4 passes, log-probabilities"),
+    "the same, four views": ("gain_cifar", f"{ONE}, 8 passes, log-probabilities"),
 }
 README_ROWS = (
-    "plain",
-    "plain + temperature",
-    "plain + mirror, log-probabilities",
-    "chosen, 4 passes",
-    "Laplace, last layer",
+    "the network as it is",
+    "+ a temperature",
+    "+ a mirrored view",
+    "`choose(passes=4)`: four views",
+    "the network and a restart of 12 epochs, mirrored",
 )
 REGRESSION = {"RMSE": ("rmse", 1, 2), "CRPS": ("crps", 1, 3), "covered %": ("coverage", 100, 0)}
 
@@ -122,15 +126,18 @@ def _missing(*names: str) -> str:
     return f"Not measured yet: `python -m experiments.run {' '.join(names)}`."
 
 
-def summary(name: str, rows: Mapping[str, str], *, folder: Path = RESULTS) -> str:
-    """Return a table of some rows of a task, by what they are called here: costs, quality, OOD and shift in short."""
-    made = made_rows(name, folder)
+def summary(rows: Mapping[str, str | tuple[str, str]], *, folder: Path = RESULTS) -> str:
+    """Return a table of some rows, by what they are called here: costs, quality, OOD and shift in short."""
+    places = {label: (TASK, row) if isinstance(row, str) else row for label, row in rows.items()}
+    made = {name: made_rows(name, folder) for name, _ in places.values()}
     kept = ("passes", "error %", "NLL", "ECE %", "answered at 1 % risk, %")
     columns = {title: QUALITY[title] for title in kept}
     columns["far OOD AUROC"] = Cell(("far", "auroc-total"), digits=3, spread=False)
     columns["NLL under shift"] = SHIFT["NLL"]
     lines = [
-        [label, *(_cell(columns[title], made[row]) for title in columns)] for label, row in rows.items() if row in made
+        [label, *(_cell(columns[title], made[name][row]) for title in columns)]
+        for label, (name, row) in places.items()
+        if row in made[name]
     ]
     return markdown([["", *columns], *lines])
 
@@ -165,10 +172,8 @@ BOARDS: dict[str, Callable[[], str]] = {
         if not name.startswith("scoreboard_uci")
         for end, columns in (("", QUALITY), ("-shift", SHIFT))
     },
-    "readme-cifar": partial(
-        summary, "scoreboard_cifar_resnet20", {ours: row for ours, row in CHOSEN_ROWS.items() if row in README_ROWS}
-    ),
-    "which-cifar": partial(summary, "scoreboard_cifar_resnet20", CHOSEN_ROWS),
+    "readme-cifar": partial(summary, {label: CHOSEN_ROWS[label] for label in README_ROWS}),
+    "which-cifar": partial(summary, CHOSEN_ROWS),
     "scoreboard-uci": partial(uci, "nll"),
     "scoreboard-uci-apart": partial(uci, "apart"),
     "scoreboard-uci-others": partial(uci, "others"),
