@@ -33,7 +33,9 @@ POOLS = {"probabilities": "probs", "log-probabilities": "log-probs"}
 
 def _member(augmentation: Augmentation, seeds: tuple[int, ...]) -> Config:
     board = Board(way=Way(pooling="probs", temperatures="one"))
-    return Config(f"restart {seeds[0] + 1}, {augmentation}", CifarTraining(augmentation), RESTART, (board,), seeds=seeds)
+    return Config(
+        f"restart {seeds[0] + 1}, {augmentation}", CifarTraining(augmentation), RESTART, (board,), seeds=seeds
+    )
 
 
 # -- ensembles of fits ------------------------------------------------------------------------------------------------
