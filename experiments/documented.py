@@ -8,6 +8,7 @@ from typing import Any
 
 from experiments.board_tables import BOARDS
 from experiments.lora_tables import ADAPTERS
+from experiments.operations import OPERATIONS
 from experiments.tables import Cell, Line, markdown, rows_of, shown, table
 from experiments.verdict_tables import VERDICTS
 
@@ -482,6 +483,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "truth-numbers": partial(decomposition, "numbers"),
     "truth-hmc": partial(table, "truth_hmc", HMC, HMC_LINES),
     **BOARDS,
+    **OPERATIONS,
     **VERDICTS,
     **ADAPTERS,
 }

@@ -21,6 +21,7 @@ from bayesify.laws import Posterior, require_posterior, warn_unless_learned
 from bayesify.likelihoods.prediction import Prediction
 from bayesify.prediction.features import check_output
 from bayesify.prediction.layout import rows_per_pass
+from bayesify.prediction.nan_warning import warn_of_nan
 from bayesify.prediction.predictors import (
     PREDICTORS,
     How,
@@ -204,6 +205,7 @@ def _predict_batch(
         posterior.runtime.forget(trace)
         raise
     trace.prove(stacklevel=5)
+    warn_of_nan(posterior, batch, parts, stacklevel=6)
     return parts
 
 

@@ -159,11 +159,13 @@ def _predicted(
 def _flattened(predict: Outputs, example: Any) -> Outputs:
     """Write the operations of a backward pass down as those of a forward pass."""
     from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.nn.attention import SDPBackend, sdpa_kernel
 
     from bayesify.prediction.linearised.pooling import POOLING
 
     trace = make_fx(predict, POOLING, tracing_mode="symbolic", _allow_non_fake_inputs=True)
-    made: Outputs = trace(example)
+    with sdpa_kernel(SDPBackend.MATH):  # whose derivatives are products and softmax, not an operation of torch's own
+        made: Outputs = trace(example)
     return made
 
 

@@ -14,7 +14,7 @@ from torch.func import jacrev, vmap
 from torch.nn import functional
 
 from bayesify.prediction.attention_operations import multi_head_attention
-from bayesify.prediction.streamlined import Moments, NoRuleError, moment_rule
+from bayesify.prediction.streamlined import Moments, NoRuleError, moment_rule, rule_kinds
 from bayesify.prediction.streamlined.moments import Settings, using
 from tests.marks import slow_but
 
@@ -343,24 +343,29 @@ def test_multi_head_attention_is_torchs(options):
 
 
 def test_no_rule_is_an_error():
-    with pytest.raises(NoRuleError, match="cumsum"):
-        torch.cumsum(random(3), 0)
-    with pytest.raises(NoRuleError, match="gt"):
-        random(3) > 0  # noqa: B015
+    with pytest.raises(NoRuleError, match="cumprod"):
+        torch.cumprod(random(3), 0)
+    with pytest.raises(NoRuleError, match="sort"):
+        torch.msort(random(3))
 
 
 def test_a_rule_is_added_with_the_decorator():
-    @moment_rule(torch.cumsum)
-    def rule(x, dim):
-        return x.like(x.centre.cumsum(dim), x.variance.cumsum(dim))
+    @moment_rule(torch.msort, kind="first order")
+    def rule(x):
+        return torch.sort(x, 0).values
 
     try:
         x = random(3)
-        found = torch.cumsum(x, 0)
-        value, variance = first_order(lambda x: torch.cumsum(x, 0), x)
+        found = torch.msort(x)
+        value, variance = first_order(torch.msort, x)
         torch.testing.assert_close(found.variance, variance, **EXACT)
         torch.testing.assert_close(found.centre, value, **EXACT)
+        assert rule_kinds()[torch.msort] == (rule, "first order")
     finally:
         from bayesify.prediction.streamlined import moments
 
-        del moments._RULES[torch.cumsum]
+        del moments._RULES[torch.msort], moments._KINDS[torch.msort]
+
+
+def test_every_rule_says_how_right_it_is():
+    assert {kind for _, kind in rule_kinds().values()} == {"exact", "matched", "first order", "at the means"}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from bayesify._core.trees import map_tensors
@@ -49,7 +49,7 @@ class RandomWeight(Tensor):
     @classmethod
     def make(cls: type[WeightT], value: Tensor, variance: Tensor, ledger: Ledger, name: str) -> WeightT:
         """Return a random tensor with a mean and variances."""
-        weight = value.as_subclass(cls)
+        weight = value.as_subclass(cls) if type(value) in (Tensor, nn.Parameter) else _untraced(value)
         weight.value, weight.variance, weight.ledger, weight.label = value, variance, ledger, name
         return weight
 
@@ -67,6 +67,20 @@ class RandomWeight(Tensor):
         map_tensors(_loop, (args, kwargs or {}))
         plain_args, plain_kwargs = map_tensors(_plain, (args, kwargs or {}))
         return func(*plain_args, **plain_kwargs)
+
+
+class _TracedWeight(RandomWeight):
+    """A random tensor without data: a part of a weight while a pass is traced for an export."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """Refuse what did not go through a rule."""
+        raise NotImplementedError(str(func))
+
+
+def _untraced(value: Tensor) -> Any:
+    sizes = (value.shape, value.stride(), value.storage_offset())
+    return Tensor._make_wrapper_subclass(_TracedWeight, *sizes, dtype=value.dtype, device=value.device)
 
 
 class RotatedWeight(RandomWeight):

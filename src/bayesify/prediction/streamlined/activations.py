@@ -1,4 +1,4 @@
-"""Activations with options and closed forms; those with straight pieces are in `_piecewise`."""
+"""Smooth activations; those with straight pieces are in `piecewise`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _density(x: Tensor) -> Tensor:
     return (x.square() * -0.5).exp_().div_(_ROOT)
 
 
-@moment_rule(functional.gelu)
+@moment_rule(functional.gelu, kind="matched")
 def _gelu(input: Moments, approximate: str = "none") -> Moments:
     """Return the moments of x P(x) for Gaussian x, in closed form up to Owen's T.
 
@@ -95,17 +95,17 @@ for _function in (
     functional.selu,
     functional.silu,
 ):
-    moment_rule(_function)(_with_options(_function))
+    moment_rule(_function, kind="matched")(_with_options(_function))
 
 
-@moment_rule(functional.glu, torch.nn.functional.glu)
+@moment_rule(functional.glu, torch.nn.functional.glu, kind="matched")
 def _glu(input: Tensor, dim: int = -1) -> Any:
     """Return a * sigmoid(b), with halves a and b taken as independent."""
     one, other = input.chunk(2, dim)
     return one * torch.sigmoid(other)
 
 
-@moment_rule(functional.softmax, torch.softmax, Tensor.softmax)
+@moment_rule(functional.softmax, torch.softmax, Tensor.softmax, kind="first order")
 def _softmax(input: Moments, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Any:
     """Return softmax to first order: with J = diag p - p p', var_i = p_i^2 (v_i (1 - 2 p_i) + sum_j p_j^2 v_j)."""
     del _stacklevel
@@ -118,7 +118,7 @@ def _softmax(input: Moments, dim: int | None = None, _stacklevel: int = 3, dtype
     return input.like(p, p.square() * (v * (1 - 2 * p) + inner))
 
 
-@moment_rule(functional.log_softmax, torch.log_softmax, Tensor.log_softmax)
+@moment_rule(functional.log_softmax, torch.log_softmax, Tensor.log_softmax, kind="first order")
 def _log_softmax(input: Moments, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Any:
     """Return log softmax to first order: J = I - 1 p', var_i = v_i (1 - 2 p_i) + sum_j p_j^2 v_j."""
     del _stacklevel
@@ -131,7 +131,9 @@ def _log_softmax(input: Moments, dim: int | None = None, _stacklevel: int = 3, d
     return input.like(functional.log_softmax(x, dim), v * (1 - 2 * p) + inner)
 
 
-@moment_rule(functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d, torch.dropout)
+@moment_rule(
+    functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d, torch.dropout, kind="exact"
+)
 def _dropout(input: Moments, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     del inplace
     return NotImplemented if training and p else input

@@ -27,12 +27,12 @@ __all__: list[str] = []
 MOST_MIXING = 2.0
 
 
-@moment_rule(functional.multi_head_attention_forward)
+@moment_rule(functional.multi_head_attention_forward, kind="first order")
 def _heads(*args: Any, **options: Any) -> Any:
     return multi_head_attention(*args, **options)
 
 
-@moment_rule(functional.scaled_dot_product_attention)
+@moment_rule(functional.scaled_dot_product_attention, kind="first order")
 def _attention(
     query: Tensor,
     key: Tensor,
@@ -59,12 +59,12 @@ def _attention(
     )
     if not isinstance(value, Moments):
         return mean
-    if enable_gqa:
-        times = q.shape[-3] // k.shape[-3]
-        k, value = k.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
+    times = q.shape[-3] // k.shape[-3] if enable_gqa else 1  # heads that share a head of keys and values
+    weights = _weights(q, k.repeat_interleave(times, -3) if times > 1 else k, mask, is_causal, scale)
+    heads = _through_weights(weights, value, times)
+    if times > 1:
+        value = value.repeat_interleave(times, -3)
         assert isinstance(value, Moments)
-    weights = _weights(q, k, mask, is_causal, scale)
-    heads = _through_weights(weights, value)
     settings().attentions += 1
     if heads is None:
         return value.like(mean, _mixed(weights, value.variance, value.shared))
@@ -90,7 +90,7 @@ def _mixed(weights: Tensor, variance: Tensor, shared: Tensor | None) -> Tensor:
     return apart + share * (together - apart)
 
 
-def _through_weights(weights: Tensor, value: Moments) -> Heads | None:
+def _through_weights(weights: Tensor, value: Moments, times: int = 1) -> Heads | None:
     """Mix the inputs of the value weights instead of the values, where their origin is known and it is worth it."""
     source = value.source
     if not isinstance(source, Source) or value.centre.ndim != 4:
@@ -99,6 +99,7 @@ def _through_weights(weights: Tensor, value: Moments) -> Heads | None:
     if found is None:
         return None
     x, rows = found
+    rows = rows.repeat_interleave(times, 0)
     heads, tokens = weights.shape[1], weights.shape[-1]
     if heads * tokens > MOST_MIXING * x.shape[-1] and not settings().per_head:
         return None

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bayesify.prediction.overrides import name_of
+from bayesify.prediction.streamlined.decisions import DECISIONS
 from bayesify.prediction.streamlined.moments import Moments, NoRuleError, centres, settings
 
 __all__ = ["branch_of", "elementwise", "flushed", "generic", "is_pointwise", "is_total"]
@@ -169,8 +170,8 @@ def is_total(func: Callable[..., Any]) -> bool:
 def is_pointwise(func: Callable[..., Any]) -> bool:
     """Return whether an operation acts entry by entry."""
     name = name_of(func).strip("_")
-    if name in _ALSO:
-        return True
+    if name in _ALSO or name in DECISIONS:
+        return name in _ALSO
     packet = getattr(torch.ops.aten, name, None)
     if packet is None:
         return False

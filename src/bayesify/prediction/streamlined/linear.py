@@ -108,7 +108,7 @@ def _rotated(operation: Operation, x: Tensor, weight: Correlated, bias: Tensor |
     return made
 
 
-@moment_rule(functional.linear)
+@moment_rule(functional.linear, kind="exact")
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Moments:
     if heads_of(input) is not None:
         settings().projected += 1
@@ -132,7 +132,7 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Moment
     return made
 
 
-@moment_rule(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm, torch.bmm, Tensor.bmm)
+@moment_rule(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm, torch.bmm, Tensor.bmm, kind="exact")
 def _matmul(input: Tensor, other: Tensor) -> Any:
     """Return the moments of a product of two independent matrices, of which either or both are random.
 
@@ -152,7 +152,7 @@ def _matmul(input: Tensor, other: Tensor) -> Any:
     return like.like(mean, torch.as_tensor(variance))
 
 
-@moment_rule(torch.addmm, Tensor.addmm)
+@moment_rule(torch.addmm, Tensor.addmm, kind="exact")
 def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
     if beta != 1 or alpha != 1 or input.ndim != 1:
         return NotImplemented
@@ -181,12 +181,12 @@ def _convolution(function: Callable[..., Tensor], *, transposed: bool) -> Callab
 
 _function: Any
 for _function in (functional.conv1d, functional.conv2d, functional.conv3d):
-    moment_rule(_function)(_convolution(_function, transposed=False))
+    moment_rule(_function, kind="exact")(_convolution(_function, transposed=False))
 for _function in (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d):
-    moment_rule(_function)(_convolution(_function, transposed=True))
+    moment_rule(_function, kind="exact")(_convolution(_function, transposed=True))
 
 
-@moment_rule(functional.embedding)
+@moment_rule(functional.embedding, kind="exact")
 def _embedding(
     input: Tensor,
     weight: Tensor,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Correlated",
+    "Kind",
     "Moments",
     "NoRuleError",
     "Settings",
     "centre",
     "moment_rule",
+    "rule_kinds",
     "same_size",
     "settings",
     "using",
@@ -33,7 +35,9 @@ __all__ = [
 
 Rule = Callable[..., Any]
 RuleT = TypeVar("RuleT", bound=Rule)
+Kind = Literal["exact", "matched", "first order", "at the means"]
 _RULES: dict[Any, Rule] = {}
+_KINDS: dict[Any, Kind | None] = {}
 
 
 class NoRuleError(NotImplementedError):
@@ -122,6 +126,17 @@ class Moments(Tensor):
     def like(self, centre: Tensor, variance: Tensor) -> Moments:
         """Return another pair of the same examples."""
         return Moments.make(centre, variance, self.shared)
+
+    @contextmanager
+    def written(self) -> Iterator[None]:
+        """Let both tensors be written into for a while: what is known of where they come from no longer holds."""
+        for name in ("centre", "variance"):
+            tensor = getattr(self, name)
+            if any(step == 0 for step in tensor.stride()):  # entries that are one place of memory
+                setattr(self, name, tensor.clone(memory_format=torch.contiguous_format))
+        yield
+        self.source = self.lineage = None
+        settings().writes += 1
 
     def kept(self, name: str, make: Callable[[Moments], Any]) -> Any:
         """Return what is made of a random weight once, for all passes."""
@@ -289,24 +304,29 @@ def _in_place(func: Callable[..., Any], args: tuple[Any, ...], options: dict[str
     target = args[0]
     if not isinstance(target, Moments):
         raise NoRuleError(f"{_operation(func)} of a tensor that is not random with one that is")
-    target.centre.copy_(centre(result))
-    target.variance.copy_(variance_of(result))
+    with target.written():
+        target.centre.copy_(centre(result))
+        target.variance.copy_(variance_of(result))
     if isinstance(result, Moments):
         target.shared = result.shared
-    target.source = target.lineage = None
-    settings().writes += 1
     return target
 
 
-def moment_rule(*operations: Any) -> Callable[[RuleT], RuleT]:
+def moment_rule(*operations: Any, kind: Kind | None = None) -> Callable[[RuleT], RuleT]:
     """Register how operations act on means and variances.
 
     The function gets the operation's own arguments, some of them `Moments` (with `centre` and `variance`), and returns
     `Moments`, or `NotImplemented` for a case that it does not cover.
 
+    Args:
+        operations: What the rule is for: `torch.relu`, `torch.Tensor.relu`, `torch.nn.functional.relu`.
+        kind: How right it is: "exact" for independent Gaussian entries, "matched" (mean and variance of the outputs,
+            nearly), "first order", or "at the means" for what has no variance. `rule_kinds` lists it; nothing else
+            depends on it.
+
     Example:
         >>> from torch.special import expit
-        >>> @moment_rule(expit)
+        >>> @moment_rule(expit, kind="first order")
         ... def rule(x):
         ...     y = expit(x.centre)
         ...     return x.like(y, (y * (1 - y)).square() * x.variance)
@@ -314,10 +334,20 @@ def moment_rule(*operations: Any) -> Callable[[RuleT], RuleT]:
 
     def register(rule: RuleT) -> RuleT:
         for operation in operations:
-            _RULES[operation] = rule
+            _RULES[operation], _KINDS[operation] = rule, kind
         return rule
 
     return register
+
+
+def rule_kinds() -> dict[Any, tuple[Rule, Kind | None]]:
+    """Return the rule of every operation that has one, and how right it is.
+
+    Example:
+        >>> rule_kinds()[torch.relu][1], rule_kinds()[torch.softmax][1]
+        ('exact', 'first order')
+    """
+    return {operation: (rule, _KINDS.get(operation)) for operation, rule in _RULES.items()}
 
 
 def centre(x: Any) -> Any:

@@ -59,14 +59,14 @@ def _like(input: Tensor, mean: Tensor, variance: Tensor) -> Moments:
     return Moments.make(mean, variance, input.shared if isinstance(input, Moments) else None)
 
 
-@moment_rule(functional.layer_norm)
+@moment_rule(functional.layer_norm, kind="first order")
 def _layer_norm(
     input: Tensor, normalized_shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Moments:
     return _features(input, len(normalized_shape), weight, bias, eps, centred=True)
 
 
-@moment_rule(functional.rms_norm)
+@moment_rule(functional.rms_norm, kind="first order")
 def _rms_norm(input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Moments:
     eps = torch.finfo(input.dtype).eps if eps is None else eps
     return _features(input, len(normalized_shape), weight, None, eps, centred=False)
@@ -80,7 +80,7 @@ def _features(
     return _like(input, *_affine(x.reshape(input.shape), v.reshape(input.shape), weight, bias))
 
 
-@moment_rule(functional.group_norm)
+@moment_rule(functional.group_norm, kind="first order")
 def _group_norm(
     input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Moments:
@@ -90,7 +90,7 @@ def _group_norm(
     return _like(input, *_affine(x.reshape(input.shape), v.reshape(input.shape), *aligned))
 
 
-@moment_rule(functional.instance_norm)
+@moment_rule(functional.instance_norm, kind="first order")
 def _instance_norm(
     input: Tensor,
     running_mean: Tensor | None = None,
@@ -106,7 +106,7 @@ def _instance_norm(
     return _group_norm(input, input.shape[1], weight, bias, eps)
 
 
-@moment_rule(functional.batch_norm)
+@moment_rule(functional.batch_norm, kind="exact")
 def _batch_norm(
     input: Tensor,
     running_mean: Tensor | None,

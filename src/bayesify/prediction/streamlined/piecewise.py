@@ -81,7 +81,7 @@ def _rectified(mean: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return inside, (mean * inside).addcmul_(ratio.square_().mul_(-0.5).exp_(), std, value=1 / _ROOT)
 
 
-@moment_rule(functional.relu, torch.relu, Tensor.relu)
+@moment_rule(functional.relu, torch.relu, Tensor.relu, kind="exact")
 def _relu(input: Moments, inplace: bool = False) -> Moments:
     """Return E = r and Var = v P - r (r - m), or the variance where m > 0."""
     del inplace
@@ -105,20 +105,20 @@ def leaky(x: Moments, slope: Number) -> Moments:
     return x.like(slope * mean + rest * first, flushed(variance, 2))
 
 
-@moment_rule(functional.leaky_relu)
+@moment_rule(functional.leaky_relu, kind="exact")
 def _leaky_relu(input: Moments, negative_slope: float = 0.01, inplace: bool = False) -> Moments:
     del inplace
     return leaky(input, negative_slope)
 
 
-@moment_rule(functional.prelu, torch.prelu)
+@moment_rule(functional.prelu, torch.prelu, kind="exact")
 def _prelu(input: Moments, weight: Tensor) -> Any:
     if isinstance(weight, Moments) or not isinstance(input, Moments):
         return NotImplemented
     return leaky(input, weight if weight.numel() == 1 else weight.view(-1, *(1,) * (input.ndim - 2)))
 
 
-@moment_rule(torch.abs, Tensor.abs, Tensor.__abs__, torch.absolute, Tensor.absolute)
+@moment_rule(torch.abs, Tensor.abs, Tensor.__abs__, torch.absolute, Tensor.absolute, kind="exact")
 def _abs(input: Moments) -> Moments:
     return _straight(torch.abs, input, 0.0, -1.0, (0.0, 2.0))
 
@@ -141,40 +141,40 @@ def _between(x: Moments, low: Any, high: Any) -> Any:
     return generic(torch.clamp, (x, low, high), {})
 
 
-@moment_rule(torch.clamp, Tensor.clamp, torch.clip, Tensor.clip)
+@moment_rule(torch.clamp, Tensor.clamp, torch.clip, Tensor.clip, kind="exact")
 def _clamp(input: Any, min: Any = None, max: Any = None) -> Any:
     return _between(input, min, max) if isinstance(input, Moments) else NotImplemented
 
 
-@moment_rule(torch.clamp_min, Tensor.clamp_min)
+@moment_rule(torch.clamp_min, Tensor.clamp_min, kind="exact")
 def _clamp_min(input: Any, min: Any) -> Any:
     return _between(input, min, None) if isinstance(input, Moments) else NotImplemented
 
 
-@moment_rule(torch.clamp_max, Tensor.clamp_max)
+@moment_rule(torch.clamp_max, Tensor.clamp_max, kind="exact")
 def _clamp_max(input: Any, max: Any) -> Any:
     return _between(input, None, max) if isinstance(input, Moments) else NotImplemented
 
 
-@moment_rule(functional.hardtanh)
+@moment_rule(functional.hardtanh, kind="exact")
 def _hardtanh(input: Moments, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Any:
     del inplace
     return _between(input, min_val, max_val)
 
 
-@moment_rule(functional.relu6)
+@moment_rule(functional.relu6, kind="exact")
 def _relu6(input: Moments, inplace: bool = False) -> Any:
     del inplace
     return _between(input, 0.0, 6.0)
 
 
-@moment_rule(functional.hardsigmoid)
+@moment_rule(functional.hardsigmoid, kind="exact")
 def _hardsigmoid(input: Moments, inplace: bool = False) -> Moments:
     del inplace
     return _straight(functional.hardsigmoid, input, 0.0, 0.0, (-3.0, 1 / 6), (3.0, -1 / 6))
 
 
-@moment_rule(functional.softshrink)
+@moment_rule(functional.softshrink, kind="exact")
 def _softshrink(input: Moments, lambd: float = 0.5) -> Moments:
     def function(z: Tensor) -> Tensor:
         return functional.softshrink(z, lambd)
@@ -200,11 +200,11 @@ def _extreme(func: Any, input: Any, other: Any, sign: float) -> Any:
     return Moments.make(sign * mean, variance, joint_share(input, other))
 
 
-@moment_rule(torch.maximum, Tensor.maximum, torch.fmax, Tensor.fmax)
+@moment_rule(torch.maximum, Tensor.maximum, torch.fmax, Tensor.fmax, kind="exact")
 def _maximum(input: Any, other: Any) -> Any:
     return _extreme(torch.maximum, input, other, 1.0)
 
 
-@moment_rule(torch.minimum, Tensor.minimum, torch.fmin, Tensor.fmin)
+@moment_rule(torch.minimum, Tensor.minimum, torch.fmin, Tensor.fmin, kind="exact")
 def _minimum(input: Any, other: Any) -> Any:
     return _extreme(torch.minimum, input, other, -1.0)

@@ -13,7 +13,7 @@ from torch.nn import functional
 from bayesify.prediction.streamlined.maxima import largest
 from bayesify.prediction.streamlined.moments import Moments, moment_rule, same_size, settings
 
-__all__ = ["summed_variance"]
+__all__ = ["over_positions", "reduced", "summed_variance"]
 
 
 def summed_variance(x: Moments, total: Callable[[Tensor], Tensor], *, positions: bool) -> Tensor:
@@ -31,86 +31,40 @@ def summed_variance(x: Moments, total: Callable[[Tensor], Tensor], *, positions:
     return apart + share * (together - apart)
 
 
-def _over_positions(ndim: int, dims: Any) -> bool:
-    """Return whether dimensions are tokens of (B, T, D) or pixels of (B, C, H, W), and not features or examples."""
+def over_positions(ndim: int, dims: Any) -> bool:
+    """Return whether dimensions are positions of an example, and not features or examples.
+
+    Positions are tokens of (B, T, D), pixels of (B, C, H, W), and both sides at once of pixels with channels last,
+    (B, H, W, C); one side of those cannot be told from channels.
+    """
     if dims is None:
         return False
     wanted = {dim % ndim for dim in (dims if isinstance(dims, list | tuple | torch.Size) else (dims,))}
+    if ndim > 3 and wanted == set(range(1, ndim - 1)):
+        return True
     return wanted <= ({1} if ndim == 3 else set(range(2, ndim)))
 
 
-@moment_rule(torch.sum, Tensor.sum)
+@moment_rule(torch.sum, Tensor.sum, kind="exact")
 def _sum(input: Moments, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Moments:
     def total(x: Tensor) -> Tensor:
         return x.sum(dtype=dtype) if dim is None else x.sum(dim, keepdim=keepdim, dtype=dtype)
 
-    variance = summed_variance(input, total, positions=_over_positions(input.centre.ndim, dim))
-    return _reduced(input, total(input.centre), variance)
+    variance = summed_variance(input, total, positions=over_positions(input.centre.ndim, dim))
+    return reduced(input, total(input.centre), variance)
 
 
-@moment_rule(torch.mean, Tensor.mean)
+@moment_rule(torch.mean, Tensor.mean, kind="exact")
 def _mean(input: Moments, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Moments:
     found = _sum(input, dim, keepdim, dtype=dtype)
     count = input.centre.numel() / max(1, found.centre.numel())
-    return _reduced(input, found.centre / count, found.variance / count**2)
+    return reduced(input, found.centre / count, found.variance / count**2)
 
 
-def _reduced(x: Moments, mean: Tensor, variance: Tensor) -> Moments:
+def reduced(x: Moments, mean: Tensor, variance: Tensor) -> Moments:
+    """Return a pair that was made of another along dimensions; positions' common part stays while examples do."""
     keeps = mean.ndim > 0 and x.centre.ndim > 0 and same_size(mean.shape[0], x.centre.shape[0])
     return Moments.make(mean, variance, x.shared if keeps else None)
-
-
-def _average(function: Callable[..., Tensor], x: Moments, *args: Any, **options: Any) -> Moments:
-    """Average windows: with n entries each, var = (1 - r) mean v / n + r (mean sqrt v)^2."""
-    mean = function(x.centre, *args, **options)
-    # How many entries a window has, found by averaging: those of a window at the border may be fewer.
-    ones = function(torch.ones_like(x.centre[:1, :1]), *args, **options)
-    spike = torch.zeros_like(x.centre[:1, :1])
-    spike.view(-1)[0] = 1
-    weight = function(spike, *args, **options).view(-1)[0]
-    apart = function(x.variance, *args, **options) * (weight / ones)
-    if x.shared is None:
-        return x.like(mean, apart * ones)
-    together = function(x.variance.sqrt(), *args, **options).square()
-    share = x.shared.view(-1, *(1,) * (mean.ndim - 1))
-    return x.like(mean, apart * ones + share * (together - apart * ones))
-
-
-@moment_rule(functional.adaptive_avg_pool1d, functional.adaptive_avg_pool2d, functional.adaptive_avg_pool3d)
-def _adaptive(input: Moments, output_size: Any) -> Any:
-    dims = input.centre.ndim - 2
-    sizes = (output_size,) * dims if isinstance(output_size, int) else tuple(output_size)
-    sides = input.centre.shape[2:]
-    targets = tuple(side if size is None else size for size, side in zip(sizes, sides, strict=True))
-    if any(side % target for side, target in zip(sides, targets, strict=True)):
-        return NotImplemented  # windows of different sizes
-    kernel = tuple(side // target for side, target in zip(sides, targets, strict=True))
-    pool = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)[dims - 1]
-    return _average(pool, input, kernel)
-
-
-def _windows(function: Any) -> Callable[..., Any]:
-    def rule(
-        input: Moments,
-        kernel_size: Any,
-        stride: Any = None,
-        padding: Any = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-    ) -> Any:
-        padded = any(padding) if isinstance(padding, tuple | list) else bool(padding)
-        if ceil_mode or divisor_override is not None or (padded and not count_include_pad):
-            return NotImplemented
-        stride = kernel_size if stride is None else stride
-        return _average(function, input, kernel_size, stride, padding)
-
-    return rule
-
-
-_function: Any
-for _function in (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d):
-    moment_rule(_function)(_windows(_function))
 
 
 def _picked(function: Any, x: Moments, *args: Any, **options: Any) -> Moments:
@@ -212,11 +166,11 @@ for _dims, (_pool, _adapted) in enumerate(
     ),
     1,
 ):
-    moment_rule(_pool)(_max_pool(_pool, _dims))
-    moment_rule(_adapted)(_adaptive_max(_adapted, _pool, _dims))
+    moment_rule(_pool, kind="matched")(_max_pool(_pool, _dims))
+    moment_rule(_adapted, kind="matched")(_adaptive_max(_adapted, _pool, _dims))
 
 
-@moment_rule(torch.amax, Tensor.amax)
+@moment_rule(torch.amax, Tensor.amax, kind="matched")
 def _amax(input: Moments, dim: Any = (), keepdim: bool = False) -> Any:
     """Return the moments of the largest entry by Clark's formulas, two by two."""
     dims = [dim] if isinstance(dim, int) else list(dim) or list(range(input.centre.ndim))
@@ -225,22 +179,22 @@ def _amax(input: Moments, dim: Any = (), keepdim: bool = False) -> Any:
             return NotImplemented
         mean, indices = input.centre.max(dims[0], keepdim=True)
         variance = input.variance.gather(dims[0], indices)
-        return _reduced(input, *(x if keepdim else x.squeeze(dims[0]) for x in (mean, variance)))
+        return reduced(input, *(x if keepdim else x.squeeze(dims[0]) for x in (mean, variance)))
     places = sorted(one % input.centre.ndim for one in dims)
     if not all(isinstance(input.centre.shape[place], int) for place in places):
         return NotImplemented  # the number of examples is not known while a pass is traced
     means, variances = (
         x.movedim(places, tuple(range(len(places)))).flatten(0, len(places) - 1) for x in (input.centre, input.variance)
     )
-    positions = 0 not in places and means.ndim > 1 and _over_positions(input.centre.ndim, dims)
+    positions = 0 not in places and means.ndim > 1 and over_positions(input.centre.ndim, dims)
     found = largest(means, variances, _correlation(input, means.ndim - 1) if positions else None)
     if keepdim:
         shape = [1 if place in places else size for place, size in enumerate(input.centre.shape)]
         found = found[0].reshape(shape), found[1].reshape(shape)
-    return _reduced(input, *found)
+    return reduced(input, *found)
 
 
-@moment_rule(torch.amin, Tensor.amin)
+@moment_rule(torch.amin, Tensor.amin, kind="matched")
 def _amin(input: Moments, dim: Any = (), keepdim: bool = False) -> Any:
     found = _amax(input.like(-input.centre, input.variance), dim, keepdim)
     return found if found is NotImplemented else -found

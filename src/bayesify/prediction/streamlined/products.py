@@ -40,20 +40,20 @@ def joint_share(*parts: Any) -> Tensor | None:
     return common / total.clamp_min(torch.finfo(total.dtype).tiny)
 
 
-@moment_rule(torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
+@moment_rule(torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, kind="exact")
 def _add(input: Any, other: Any, *, alpha: float = 1) -> Moments:
     """Var[a + b] = var a + var b."""
     mean = torch.add(torch.as_tensor(centre(input)), centre(other), alpha=alpha)
     return _sum(mean, _variance(input), _variance(other), alpha, input, other)
 
 
-@moment_rule(torch.sub, Tensor.sub, Tensor.__sub__, torch.subtract)
+@moment_rule(torch.sub, Tensor.sub, Tensor.__sub__, torch.subtract, kind="exact")
 def _sub(input: Any, other: Any, *, alpha: float = 1) -> Moments:
     mean = torch.sub(torch.as_tensor(centre(input)), centre(other), alpha=alpha)
     return _sum(mean, _variance(input), _variance(other), alpha, input, other)
 
 
-@moment_rule(Tensor.__rsub__, torch.rsub)
+@moment_rule(Tensor.__rsub__, torch.rsub, kind="exact")
 def _rsub(input: Any, other: Any, *, alpha: float = 1) -> Moments:
     mean = torch.sub(torch.as_tensor(centre(other)), centre(input), alpha=alpha)
     return _sum(mean, _variance(other), _variance(input), alpha, input, other)
@@ -62,14 +62,16 @@ def _rsub(input: Any, other: Any, *, alpha: float = 1) -> Moments:
 def _sum(mean: Tensor, one: Tensor | None, other: Tensor | None, alpha: float, *parts: Any) -> Moments:
     if other is not None and alpha != 1:
         other = other * alpha**2
-    variance = one if other is None else other if one is None else one + other
-    assert variance is not None
+    if one is not None and other is not None:
+        variance = one + other
+    else:
+        variance = torch.as_tensor(other if one is None else one).clone()  # what is written into it is not its part's
     if variance.shape != mean.shape:
         variance = variance.expand_as(mean)
     return Moments.make(mean, variance, joint_share(*parts))
 
 
-@moment_rule(torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.multiply)
+@moment_rule(torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.multiply, kind="exact")
 def _mul(input: Any, other: Any) -> Moments:
     """Var[a b] = a^2 var b + b^2 var a + var a var b."""
     a, b, u, v = centre(input), centre(other), _variance(input), _variance(other)
@@ -99,7 +101,7 @@ def _product_share(one: Any, other: Any, mean: Tensor, variance: Tensor) -> Tens
     return joint_share(one, other)
 
 
-@moment_rule(torch.div, Tensor.div, Tensor.__truediv__, torch.true_divide)
+@moment_rule(torch.div, Tensor.div, Tensor.__truediv__, torch.true_divide, kind="first order")
 def _div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
     """Var[a / b] = var a / b^2 for a fixed b, and to first order (var a + a^2 var b / b^2) / b^2."""
     if rounding_mode is not None:
@@ -114,11 +116,11 @@ def _div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
     return Moments.make(mean, variance, joint_share(input, other))
 
 
-@moment_rule(Tensor.__rdiv__, Tensor.__rtruediv__)
+@moment_rule(Tensor.__rdiv__, Tensor.__rtruediv__, kind="first order")
 def _rdiv(input: Any, other: Any) -> Any:
     return _div(other, input)
 
 
-@moment_rule(torch.neg, Tensor.neg, Tensor.__neg__)
+@moment_rule(torch.neg, Tensor.neg, Tensor.__neg__, kind="exact")
 def _neg(input: Moments) -> Moments:
-    return input.like(-input.centre, input.variance)
+    return input.like(-input.centre, input.variance.clone())

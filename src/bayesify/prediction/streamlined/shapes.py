@@ -109,7 +109,7 @@ _NAMES = (
     *("expand", "expand_as", "repeat", "tile", "repeat_interleave", "index_select", "gather", "contiguous", "clone"),
     *("detach", "to", "float", "double", "half", "bfloat16", "type_as", "cpu", "view_as", "reshape_as", "__getitem__"),
     *("take_along_dim", "rot90", "diagonal", "unfold", "broadcast_to", "pixel_shuffle", "pixel_unshuffle", "fold"),
-    *("channel_shuffle",),
+    *("channel_shuffle", "tril", "triu"),
 )
 
 
@@ -125,10 +125,10 @@ def _rule(operation: Callable[..., Any]) -> Callable[..., Any]:
 for _name in _NAMES:
     for _place in (Tensor, torch, functional):
         _found = getattr(_place, _name, None)
-        if _found is not None and not isinstance(_found, type):
-            moment_rule(_found)(_rule(_found))
+        if callable(_found) and not isinstance(_found, type):  # torch.float is a type of numbers
+            moment_rule(_found, kind="exact")(_rule(_found))
 for _property in (Tensor.T, Tensor.mT):
-    moment_rule(_property.__get__)(_rule(_property.__get__))  # type: ignore[attr-defined]
+    moment_rule(_property.__get__, kind="exact")(_rule(_property.__get__))  # type: ignore[attr-defined]
 
 
 def _joined(operation: Callable[..., Any]) -> Callable[..., Any]:
@@ -144,23 +144,23 @@ def _joined(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 for _operation in (torch.cat, torch.concat, torch.concatenate, torch.stack, torch.hstack, torch.vstack):
-    moment_rule(_operation)(_joined(_operation))
+    moment_rule(_operation, kind="exact")(_joined(_operation))
 
 
-@moment_rule(functional.pad)
+@moment_rule(functional.pad, kind="exact")
 def _pad(input: Moments, pad: Any, mode: str = "constant", value: float | None = None) -> Moments:
     """A constant has no variance."""
     return input.like(functional.pad(input.centre, pad, mode, value), functional.pad(input.variance, pad, mode))
 
 
-@moment_rule(Tensor.masked_fill, torch.masked_fill)
+@moment_rule(Tensor.masked_fill, torch.masked_fill, kind="exact")
 def _masked_fill(input: Moments, mask: Tensor, value: Any) -> Any:
     if isinstance(value, Moments) or not isinstance(input, Moments):
         return NotImplemented
     return input.like(input.centre.masked_fill(mask, value), input.variance.masked_fill(mask, 0))
 
 
-@moment_rule(torch.where, Tensor.where)
+@moment_rule(torch.where, Tensor.where, kind="exact")
 def _where(condition: Tensor, input: Any, other: Any) -> Any:
     if isinstance(condition, Moments):  # x.where(mask, y)
         condition, input = input, condition
@@ -168,18 +168,6 @@ def _where(condition: Tensor, input: Any, other: Any) -> Any:
     variances = [x.variance if isinstance(x, Moments) else torch.zeros((), dtype=mean.dtype) for x in (input, other)]
     variance = torch.where(condition, variances[0], variances[1])
     return Moments.make(mean, variance, joint_share(input, other))
-
-
-@moment_rule(functional.interpolate)
-def _interpolate(input: Moments, *args: Any, **options: Any) -> Any:
-    """Copy entries (nearest); else neighbours count as moving together: var = (sum w sqrt v)^2."""
-    mode = options.get("mode", args[2] if len(args) > 2 else "nearest")
-    mean = functional.interpolate(input.centre, *args, **options)
-    if mode in ("nearest", "nearest-exact"):
-        return input.like(mean, functional.interpolate(input.variance, *args, **options))
-    if mode == "bicubic":
-        return NotImplemented
-    return input.like(mean, functional.interpolate(input.variance.sqrt(), *args, **options).square())
 
 
 def _blank(operation: Callable[..., Any]) -> Callable[..., Any]:
@@ -194,4 +182,4 @@ for _place, _names in (
     (Tensor, ("new_zeros", "new_ones", "new_empty", "new_full", "new_tensor")),
 ):
     for _name in _names:
-        moment_rule(getattr(_place, _name))(_blank(getattr(_place, _name)))
+        moment_rule(getattr(_place, _name), kind="exact")(_blank(getattr(_place, _name)))
