@@ -48,5 +48,5 @@ def test_rows_that_are_right_and_inputs_that_are_nan_are_no_reason():
 
 def test_an_empty_batch_says_so():
     for how in ("sampling", "mean", "streamlined", "linearised"):
-        with pytest.raises(ValueError, match="the inputs are empty. Check the loader or the tensor"):
+        with pytest.raises(ValueError, match=r"the inputs are empty\. Check the loader or the tensor"):
             predict(posterior(), X[:0], how=how)

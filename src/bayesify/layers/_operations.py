@@ -134,7 +134,7 @@ class Convolution(Operation):
 
     def input_gradient(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         """Return the gradient of an input (N, C, ...) to which one weight was applied."""
-        if is_traced(grad) and not self.transposed:
+        if is_traced(grad):
             return self.input_by_transpose(grad, x, weight)
         of_x: Tensor = torch.ops.aten.convolution_backward(
             grad, x, weight, None, self.stride, self.padding, self.dilation, self.transposed, self.output_padding,
@@ -144,15 +144,23 @@ class Convolution(Operation):
 
     def each_gradient(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         """Return the gradient of each example's weight, (B, *weight)."""
-        if is_traced(grad) and not self.transposed:
-            return self.each_by_patches(grad, x, weight.shape)
+        if is_traced(grad):  # the transpose maps outputs to inputs, so that these change places
+            return self.each_by_patches(*((x, grad) if self.transposed else (grad, x)), weight.shape)
         return self.each_backward(grad, x, weight.expand(x.shape[0], *weight.shape), need_x=False)[1]
 
     # torch's own backward operation is not in ONNX, and a group for each example would fix the size of a batch there: a
     # pass that is traced has operations that every runtime has.
 
     def input_by_transpose(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        """Return the gradient of the input as a transposed convolution; `x` says how large it is."""
+        """Return the gradient of the input as a transposed convolution; `x` says how large it is.
+
+        That of a transposed convolution is a plain one.
+        """
+        if self.transposed:
+            none = [0] * len(self.stride)
+            return torch.convolution(
+                grad, weight, None, self.stride, self.padding, self.dilation, False, none, self.groups
+            )
         extra = [
             x.shape[2 + i]
             - ((grad.shape[2 + i] - 1) * self.stride[i] - 2 * self.padding[i] + self.dilation[i] * (size - 1) + 1)

@@ -161,9 +161,9 @@ def _flattened(predict: Outputs, example: Any) -> Outputs:
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    from bayesify.prediction.linearised.pooling import POOLING
+    from bayesify.prediction.backward_operations import BACKWARD
 
-    trace = make_fx(predict, POOLING, tracing_mode="symbolic", _allow_non_fake_inputs=True)
+    trace = make_fx(predict, BACKWARD, tracing_mode="symbolic", _allow_non_fake_inputs=True)
     with sdpa_kernel(SDPBackend.MATH):  # whose derivatives are products and softmax, not an operation of torch's own
         made: Outputs = trace(example)
     return made

@@ -149,12 +149,13 @@ def _std(input: Moments, *args: Any, **options: Any) -> Any:
 
 
 @moment_rule(torch.var_mean, kind="exact")
-def _var_mean(input: Moments, dim: Any = None, *args: Any, keepdim: bool = False, **options: Any) -> Any:
-    found = _var(input, dim, *args, keepdim=keepdim, **options)
+def _var_mean(
+    input: Moments, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: float | None = None
+) -> Any:
+    found = _var(input, dim, unbiased, keepdim, correction=correction)
     if found is NotImplemented:
         return found
-    dims = list(range(input.centre.ndim)) if dim is None else dim
-    return found, input.mean(dims, keepdim=keepdim)
+    return found, input.mean(list(range(input.centre.ndim)) if dim is None else dim, keepdim=keepdim)
 
 
 @moment_rule(torch.bilinear, kind="exact")
