@@ -344,6 +344,7 @@ def rule_kinds() -> dict[Any, tuple[Rule, Kind | None]]:
     """Return the rule of every operation that has one, and how right it is.
 
     Example:
+        >>> from bayesify.prediction.streamlined import rule_kinds
         >>> rule_kinds()[torch.relu][1], rule_kinds()[torch.softmax][1]
         ('exact', 'first order')
     """
