@@ -22,6 +22,7 @@ from bayesify.cli._guard import Guard
 from bayesify.cli._options import Command, Job, LearningJob, OodOptions, ScoreOptions
 from bayesify.cli._output import JobError, Output, UsageError, aligned
 from bayesify.cli._predicting import Predict
+from bayesify.cli._serving import Serve
 from bayesify.conversion import convert
 from bayesify.methods import MAP, Method, list_methods, source_of
 from bayesify.prediction import as_views
@@ -38,6 +39,7 @@ __all__ = [
     "Methods",
     "Predict",
     "Report",
+    "Serve",
 ]
 
 
@@ -273,7 +275,8 @@ class Report(Job):
 
 
 COMMANDS: dict[str, type[Command]] = {
-    cls.__name__.lower(): cls for cls in (Demo, Methods, Fit, Choose, Evaluate, Predict, Compare, Report, Guard, Decide)
+    cls.__name__.lower(): cls
+    for cls in (Demo, Methods, Fit, Choose, Evaluate, Predict, Compare, Report, Guard, Decide, Serve)
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff")
 CHANNELS = {"RGB": 3, "L": 1}
 
 
-def read_image(path: Path, size: Sequence[int], mode: str) -> Tensor:
+def read_image(path: Path | BinaryIO, size: Sequence[int], mode: str) -> Tensor:
     """Read an image, upright (EXIF) and resized to (height, width), as uint8 (C, H, W).
 
     Raises:

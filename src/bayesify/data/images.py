@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, BinaryIO, ClassVar
 
 import torch
 from torch import Tensor
@@ -80,6 +80,10 @@ class ImageEncoding(Encoding):
     def inputs(self, features: Sequence[_Picture]) -> Tensor:
         """Return images (B, C, H, W)."""
         return self._normalised(torch.stack([self._pixels(picture) for picture in features]))
+
+    def read(self, file: Path | BinaryIO) -> Tensor:
+        """Read one image, (1, C, H, W); a ValueError says that it cannot be read."""
+        return self._normalised(read_image(file, self.size, self.mode)[None])
 
     def _pixels(self, picture: _Picture) -> Tensor:
         return read_image(picture.path, self.size, self.mode) if picture.pixels is None else picture.pixels
