@@ -42,7 +42,7 @@ def test_what_guards_do_is_counted(task):
     (found,), refusal = decide_all(task, {"ours": posterior}, plain)
     assert refusal is None
     assert float(posterior.likelihood.temperature) == 1  # it was copied
-    guard = Guard.fit(convert(nn.Identity(), "map"), task.val, max_risk=0.03)
+    guard = Guard.fit(convert(nn.Identity(), "map"), task.val, max_risk=0.05)
     verdicts, handed, answered, wrong = [], 0, 0, 0
     for x, y in task.test.dataset:
         one = guard(x[None])
@@ -139,7 +139,7 @@ def test_it_is_told_in_order_with_its_numbers():
     assert f"gets {told.mistaken} of 80 test digits wrong, and is at least 99 % sure of {before}" in text
     assert f"ours is as sure of {after} of the same ones" in text
     assert f"It hands over 4 of the network's {told.mistaken} mistakes, and does not answer 98 % of the photos." in text
-    assert "8 times less here, and the NLL changes by +0.000." in text
+    assert "in plain passes (and the NLL changes by): a 2.5 instead of 20.0 (+0.000)." in text
     assert "On the test digits ours is better than the network + temperature, for 5.0 plain passes: NLL 0.100" in text
     assert "A mirrored view harms on the validation digits (gain -0.050 +- 0.020 nats)" in text
     assert f"{told.mistakes.labels[0]}: {100 * float(told.mistakes.before[0]):.2f} %" in text
@@ -179,7 +179,7 @@ def test_the_report_tells_it_too(tmp_path):
     assert sections[:5] == ["mistakes", "answers", "passes", "worth", "comparison"]
     assert len(page.ids) == len(set(page.ids))
     assert f"4 of {told.mistaken}" in page.text
-    assert "97.5 %" in page.text
+    assert "97.5%" in page.text
     bars = [
         values["aria-label"] for tag, values in page.tags if tag == "svg" and "photos" in values.get("aria-label", "")
     ]

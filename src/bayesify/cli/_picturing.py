@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from bayesify.cli import _telling as telling
@@ -23,7 +25,7 @@ def sections(story: Story) -> list[Section]:
         table = Table(
             "Who answers",
             rows[0],
-            [(name, [Cell(cell) for cell in cells]) for name, *cells in rows[1:]],
+            [(name, [Cell(_tight(cell)) for cell in cells]) for name, *cells in rows[1:]],
         )
         with style():
             drawings = [_bars(one, index) for index, one in enumerate(story.decided)]
@@ -31,7 +33,7 @@ def sections(story: Story) -> list[Section]:
             Section(
                 key="answers",
                 title="Who answers?",
-                findings=[Paragraph(line) for line in telling.answering(story)],
+                findings=_paragraphs(telling.answering(story)),
                 numbers=_numbers(story),
                 tables=[table],
                 legend=_swatches(),
@@ -55,8 +57,17 @@ def sections(story: Story) -> list[Section]:
                 "variances through the network. Predict is the time of a prediction in multiples of a plain pass.",
             )
         )
-    worth = [Paragraph(line) for line in telling.worth(story)]
+    worth = _paragraphs(telling.worth(story))
     return [*found, Section("worth", "Is it worth it?", worth)] if worth else found
+
+
+def _paragraphs(lines: Sequence[str]) -> list[Paragraph]:
+    return [Paragraph(_tight(line)) for line in lines]
+
+
+def _tight(text: str) -> str:
+    """Write percentages as the report does."""
+    return text.replace(" %", "%").replace("+-", "±")
 
 
 def _numbers(story: Story) -> list[tuple[str, str]]:
@@ -70,7 +81,7 @@ def _numbers(story: Story) -> list[tuple[str, str]]:
 
 
 def _bars(decided: Decided, index: int) -> Drawing:
-    figure = new_figure(4.4, 1.5)
+    figure = new_figure(3.0, 1.2)
     axes = figure.add_subplot()
     names = list(decided.verdicts)[::-1]
     left = torch.zeros(len(names))
@@ -79,7 +90,7 @@ def _bars(decided: Decided, index: int) -> Drawing:
         share = counts[:, VERDICTS.index(verdict)] / counts.sum(1).clamp(min=1)
         axes.barh(names, share.tolist(), left=left.tolist(), color=colour, height=0.62)
         left = left + share
-    axes.set(xlim=(0, 1), xticks=[0, 0.25, 0.5, 0.75, 1], xticklabels=["0%", "25%", "50%", "75%", "100%"])
+    axes.set(xlim=(0, 1), xticks=[0, 0.5, 1], xticklabels=["0%", "50%", "100%"])
     axes.grid(False, axis="y")
     axes.tick_params(length=0)
     label = "; ".join(f"{name}: {counts}" for name, counts in decided.verdicts.items())

@@ -22,7 +22,7 @@ from bayesify.prediction import capabilities, predict
 
 __all__ = ["MAX_RISK", "Decided", "Gain", "Story", "best_of", "decide_all", "gain_of", "in_one_pass", "tell"]
 
-MAX_RISK = 0.03  # what a hundred and eighty validation digits can promise
+MAX_RISK = 0.05
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,8 @@ from bayesify.methods import MAP, Method, list_methods
 __all__ = ["FIVE", "Demo", "DemoData", "make_network", "read_data", "run_demo", "train_network"]
 
 TRAINING = MAP(epochs=50, lr=0.1, schedule="cosine")
-NUM_TRAIN = 200
+NUM_TRAIN = 100
+NUM_VAL = 600
 NUM_OOD = 500
 FIVE = ("laplace", "mc-dropout", "bayes-adapter", "swag", "deep-ensemble")
 PLAIN, TEMPERED, CHOSEN = "the network", "the network + temperature", "choose(passes=2)"
@@ -42,7 +43,7 @@ class DemoData:
 
     Attributes:
         train: The few digits that the network and the methods learn from.
-        val: Digits to calibrate on.
+        val: Digits to choose, calibrate and promise by.
         test: Digits for the table only.
         ood: Images that are no digits, by name: patches of photographs, and uniform noise.
     """
@@ -94,12 +95,13 @@ class Demo:
 def run_demo(out: Path, *, seed: int = 0, everything: bool = False, quick: bool = False, progress: bool = True) -> Demo:
     """Train a network on a few digits, show its worst mistakes and what bayesify makes of them, and write a report.
 
-    The network stands for one that you have trained. It learns from only 200 of the 1078 digits there are for
+    The network stands for one that you have trained. It learns from only 100 of the 1078 digits there are for
     training, without weight decay and until its training loss is near zero: like most networks that are trained to the
     end it is surer than it should be, and with all the digits there would be little left to improve. The
-    other digits of the training part join the test part. Every method starts from this network with its own
-    `example()` settings and sees the same 200 digits. What is chosen or calibrated is so on the validation part: the
-    posterior of the story is the one with the least NLL there; the test part and the OOD images are only measured on.
+    other digits of the training part join the validation part, up to 600, and the test part. Every method starts from
+    this network with its own `example()` settings and sees the same 100 digits. What is chosen, calibrated or promised
+    is so on the validation part: the posterior of the story is the one with the least NLL there; the test part and the
+    OOD images are only measured on.
 
     Args:
         out: Folder of the report.
@@ -143,7 +145,7 @@ class _Line:
 
 def _run(out: Path, methods: dict[str, type[Method]], seed: int, quick: bool, line: _Line) -> Demo:
     start = time.perf_counter()
-    data = read_data(seed=seed, num_train=64 if quick else NUM_TRAIN, num_other=100 if quick else None)
+    data = read_data(seed=seed, num_train=NUM_TRAIN, num_val=NUM_VAL, num_other=100 if quick else None)
     line.next(f"training a network on {len(data.train)} digits")
     network, history, seconds = train_network(data.train, seed=seed, quick=quick)
     task = Task(
@@ -249,22 +251,30 @@ def _opening(story: Story) -> dict[str, Any]:
     return {"shown": story.ours, "verdicts": verdicts, "opening": _picturing.sections(story)}
 
 
-def read_data(*, seed: int, num_train: int, num_other: int | None = None) -> DemoData:
+def read_data(*, seed: int, num_train: int, num_val: int, num_other: int | None = None) -> DemoData:
     """Read the digits and cut the OOD images.
 
     Args:
-        seed: Decides which digits are learned from.
+        seed: Decides which digits of the training part are learned from.
         num_train: How many are.
-        num_other: At most so many in each of the other parts; None takes all.
+        num_val: How many to choose and calibrate on: the validation part, and others of the training part.
+        num_other: At most so many in each part but the first; None takes all.
     """
-    whole, test = read_digits("train"), read_digits("test")
+    whole, val, test = (read_digits(split) for split in ("train", "val", "test"))
     order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(seed))
-    unused = whole.part(order[num_train:])
-    test = Split(torch.cat([test.inputs, unused.inputs]), torch.cat([test.targets, unused.targets]))
+    more = num_train + max(0, num_val - len(val))
     some = slice(num_other)
     photos = photo_patches(min(NUM_OOD, num_other or NUM_OOD), seed=seed)
-    ood = {"photos": photos, "noise": uniform_like(photos, generator=seed)}
-    return DemoData(whole.part(order[:num_train]), read_digits("val").part(some), test.part(some), ood)
+    return DemoData(
+        train=whole.part(order[:num_train]),
+        val=_joined(val.part(slice(num_val)), whole.part(order[num_train:more])).part(some),
+        test=_joined(test, whole.part(order[more:])).part(some),
+        ood={"photos": photos, "noise": uniform_like(photos, generator=seed)},
+    )
+
+
+def _joined(one: Split, other: Split) -> Split:
+    return Split(torch.cat([one.inputs, other.inputs]), torch.cat([one.targets, other.targets]))
 
 
 def make_network() -> nn.Module:
@@ -319,7 +329,7 @@ def _introduction(network: nn.Module, data: DemoData, history: History, seconds:
     weights, loss = sum(p.numel() for p in network.parameters()), history.epochs[-1].terms["total"]
     ood = " and ".join(f"{len(images)} of {name}" for name, images in data.ood.items())
     return (
-        f"A network of {weights:,} weights learned {len(data.train)} digits in {seconds:.1f} s, to a training loss of "
-        f"{loss:.4f}. The figures are of {len(data.test)} other digits; OOD inputs are {ood}. 'fit' is what a "
-        "method adds to the training."
+        f"This network stands for one of yours: {weights:,} weights, trained on {len(data.train)} digits in "
+        f"{seconds:.1f} s, to a loss of {loss:.4f}. {len(data.val):,} other digits are there to choose, calibrate and "
+        f"promise by; the figures are of {len(data.test):,} more, and of images that are no digits: {ood}."
     )
