@@ -18,7 +18,7 @@ from bayesify.evaluation.measures.selective import risk_coverage
 if TYPE_CHECKING:
     from bayesify.evaluation.measures.arguments import ArrayLike
 
-__all__ = ["Abstainer", "Abstention", "order_of_tests"]
+__all__ = ["Abstainer", "Abstention", "examples_needed", "order_of_tests"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -259,9 +259,18 @@ class Abstainer:
         return cls(**values)
 
 
+def examples_needed(max_risk: float, confidence: float) -> int:
+    """Return how many examples without any error show a risk.
+
+    >>> examples_needed(0.01, 0.95), examples_needed(0.05, 0.95)
+    (299, 59)
+    """
+    return math.ceil(math.log(1 - confidence) / math.log1p(-max_risk))
+
+
 def _smallest(count: int, max_risk: float, confidence: float) -> int:
     """Return how many examples without any error show the risk; raise if there are fewer."""
-    smallest = math.ceil(math.log(1 - confidence) / math.log1p(-max_risk))
+    smallest = examples_needed(max_risk, confidence)
     if smallest > count:
         raise ValueError(
             f"{count} examples cannot show a risk of at most {max_risk} with confidence "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from bayesify._core.inputs import as_inputs
 from bayesify._core.trees import batch_rows, inputs_of
-from bayesify.decide.abstainer import Abstainer
+from bayesify.decide.abstainer import Abstainer, examples_needed
 from bayesify.decide.choosing_half import chosen
 from bayesify.decide.detector import Detector
 from bayesify.decide.examined import Examined, Settings, examine
@@ -183,6 +184,15 @@ class Guard:
                     f"The {choice.score.label} of every validation example is the same, so that none is known to lie "
                     "below the detector's threshold and nothing can be answered. Take a posterior whose uncertainty "
                     "differs between inputs, another score=, or for numbers max_width=."
+                )
+            needed = examples_needed(check_share(max_risk, "max_risk"), check_share(confidence, "confidence"))
+            if int(inside.sum()) < needed:
+                raise ValueError(
+                    f"{int(inside.sum())} examples cannot show a risk of at most {max_risk} with confidence "
+                    f"{confidence}, even without any error: that takes {needed}. Of the "
+                    f"{len(known.prediction) + len(other.prediction)} validation examples one half chooses, and what "
+                    f"is called OOD is not answered: give at least {math.ceil(2 * needed / id_acceptance)}, or ask "
+                    "for less."
                 )
             own, spare = other.correct(tolerance), known.correct(tolerance)
             abstainer = Abstainer.fit(

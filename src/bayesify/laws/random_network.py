@@ -295,7 +295,7 @@ class RandomNetwork(nn.Module):
         if output.shape[0] != draws * rows:
             raise ShapeError(
                 f"The network returned {output.shape[0]} rows for {draws} draws of {rows} examples. Its first output "
-                "dimension must be the batch."
+                "dimension must be the batch; one example alone is a batch of one, x[None]."
             )
         return output.reshape(draws, rows, *output.shape[1:])
 
