@@ -85,17 +85,25 @@ def test_predictions_average_rows():
 
 def test_chunks_of_weights(monkeypatch: pytest.MonkeyPatch):
     bank = filled(mlp())
-    whole = bank.evaluate(X, bank.keys(12, seed=0))
-    monkeypatch.setattr("bayesify.laws.bank.TOGETHER", 2 * bank.law.samples.shape[1])
-    assert_close(bank.evaluate(X, bank.keys(12, seed=0)), whole, **EXACT)
+    whole = bayesify.predict(bank, X, seed=0, keep_samples=True)
+    monkeypatch.setattr("bayesify.prediction.layout.STACKED", 2 * bank.law.samples.shape[1])
+    passes = []
+    evaluate = bank.evaluate
+    monkeypatch.setattr(
+        bank, "evaluate", lambda x, keys, **more: (passes.append(len(keys)), evaluate(x, keys, **more))[1]
+    )
+    assert_close(bayesify.predict(bank, X, seed=0, keep_samples=True).samples, whole.samples, **EXACT)
+    assert passes == [2] * 6
 
 
-def test_networks_with_convolutions_are_not_vectorised():
+def test_networks_with_convolutions_share_passes_too():
     network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3)).double()
     bank = filled(network)
-    assert bank.law.together(None) == "one"
-    last = filled(network, 2, names="2")
-    assert last.law.together(None) == "stack"
+    assert bank.law.together(None) == "stack"
+    assert filled(network, 2, names="2").law.together(None) == "stack"
+    x = torch.randn(2, 1, 4, 4, dtype=torch.float64)
+    keys = bank.keys(5, seed=1)
+    assert_close(bank.evaluate(x, keys), torch.cat([bank.evaluate(x, [key]) for key in keys]), **EXACT)
 
 
 def test_fewer_draws_are_at_equal_distances():

@@ -6,12 +6,13 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-__all__ = ["Distribution", "Key", "Noise", "generator_for", "keyed_numbers", "shuffled"]
+__all__ = ["Distribution", "Key", "Noise", "generator_for", "keyed_numbers", "keyed_rows", "shuffled"]
 
 Distribution = Literal["normal", "uniform"]
 BLOCK = 4096  # draws with little noise get it from one generator together, up to this many numbers
@@ -68,6 +69,14 @@ def keyed_numbers(
     return made.to(like.device, non_blocking=True)
 
 
+def keyed_rows(keys: Sequence[Key], site: str, shape: Sequence[int], like: Tensor) -> Tensor:
+    """Return several draws' normal numbers at a site, (S, *shape): row by row those of `keyed_numbers`."""
+    made = torch.empty((len(keys), *shape), dtype=torch.promote_types(like.dtype, torch.float32), device="cpu")
+    for row, key in zip(made, keys, strict=True):
+        row.normal_(generator=generator_for(key, site))
+    return made.to(like.device, non_blocking=True)
+
+
 def shuffled(number: int, seed: int) -> list[int]:
     """Return 0, ..., number - 1 in an order that the seed decides, alike on every device.
 
@@ -104,14 +113,14 @@ class Noise:
         block = max(1, BLOCK // max(1, math.prod(shape)))
         if block == 1:
             return torch.stack([_keyed(key, site, shape, distribution, like) for key in keys])
-        rows = []
-        for key in keys:
-            first = Key(key.seed, key.index // block)
+        rows: list[Tensor] = []
+        for (seed, number), group in groupby(keys, key=lambda key: (key.seed, key.index // block)):
+            first = Key(seed, number)
             wanted = (first, tuple(shape), distribution, like.dtype, like.device)
             if self._blocks.get(site, (None,))[0] != wanted:
                 self._blocks[site] = (wanted, _keyed(first, site, [block, *shape], distribution, like))
-            rows.append(self._blocks[site][1][key.index % block])
-        return torch.stack(rows)
+            rows.append(self._blocks[site][1][[key.index % block for key in group]])
+        return rows[0] if len(rows) == 1 else torch.cat(rows)
 
     def fresh(self, shape: list[int], distribution: Distribution, like: Tensor) -> Tensor:
         """Return new numbers."""

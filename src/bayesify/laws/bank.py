@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -13,16 +13,14 @@ from torch import Tensor, nn
 from bayesify._core.random import Key
 from bayesify.laws.law import Law, check_count, register_law
 from bayesify.laws.mapped import mapped_tensor
-from bayesify.laws.passes import Arranged, Pass, Patch, Refusal
-from bayesify.laws.tensors import Codec, batch_norms, statistics_names
+from bayesify.laws.passes import Pass, Patch, Refusal
+from bayesify.laws.stacking import Stack, Stacking
+from bayesify.laws.tensors import Codec, batch_norms
 from bayesify.laws.trace import Trace
-from bayesify.laws.vectorised import runs_batched
 
 __all__ = ["STORAGE", "BankLaw", "Storage", "check_storage"]
 
 MOST_DRAWS = 100  # of a prediction, unless the caller says
-# How many weights are put side by side in one vectorised pass, at most: beyond the cache it gains nothing.
-TOGETHER = 2**22
 Storage = Literal["float32", "bfloat16", "float16"]
 STORAGE: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -62,6 +60,8 @@ class BankLaw(Law):
         "names": list[str],
         "source": str,
     }
+    stacks = True
+    made = False
     samples: Tensor
     counts: Tensor
     num_data: Tensor
@@ -221,19 +221,14 @@ class BankLaw(Law):
         """Return the rows of the mean and of the samples that there are."""
         return [0, *(row + 1 for row in self.rows)]
 
-    def together(self, trace: Trace | None) -> Arranged:
-        """Return "stack" where samples run as batched products, which they do in networks of linear layers."""
-        del trace
-        names = [*self.codec.names, *statistics_names(self.network)]
-        return "stack" if len(self) and runs_batched(self.network, names) else "one"
+    def stacking(self, trace: Trace | None) -> Stacking | None:
+        """Return how layers have the weights of several samples, once there are some."""
+        return super().stacking(trace) if len(self) else None
 
-    def stacked(self, keys: Sequence[Key]) -> Iterator[tuple[dict[str, Tensor], Sequence[Key]]]:
-        """Give samples as stacked tensors."""
-        most = max(1, TOGETHER // self.samples.shape[1])
-        for start in range(0, len(keys), most):
-            some = keys[start : start + most]
-            weights = _take(self.samples, [self.row_of(key) for key in some])
-            yield self.codec.split(weights.to(self._dtype())), some
+    def stacked(self, keys: Sequence[Key]) -> dict[str, Stack]:
+        """Return samples as stacked tensors, without a copy where they are at equal distances."""
+        weights = _take(self.samples, [self.row_of(key) for key in keys])
+        return {**self.codec.split(weights.to(self._dtype()))}
 
     def _row(self, row: int) -> Tensor:
         return self.samples[row].to(self._dtype())

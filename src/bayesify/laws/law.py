@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, TypeVar
@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from bayesify._core.random import Key
 from bayesify.laws.kronecker import Rotated
 from bayesify.laws.passes import Arranged, BatchDim, Kind, Pass, Patch, Refusal
+from bayesify.laws.stacking import Stack, Stacking, find_stacking
 from bayesify.laws.statistics import Statistics
-from bayesify.laws.tensors import TensorTree, owners, tensor_of
+from bayesify.laws.tensors import TensorTree, owners, statistics_names, tensor_of
 from bayesify.laws.trace import Trace
 from bayesify.likelihoods import Likelihood
 
@@ -53,6 +54,10 @@ class Law(nn.Module):
         first_order: Whether means and variances are carried as of a network that is linear in what is random.
         traced: The kinds of passes for which `patch` has to know where the batch is.
         functions: How many different functions there are; None for no end of them.
+        stacks: Whether a draw is tensors and nothing else, so that layers may have those of several draws.
+        made: Whether these are made for the draw, and not only looked up: a pass may then find those of the last draws
+            in memory.
+        mixes: Whether draws of different parts of a mixture may be rows of one pass.
         num_parts: How many parts a mixture has which can have temperatures of their own.
         statistics_rows: How many draws have batch-normalisation statistics of their own; 0 where all share the
             network's.
@@ -70,6 +75,9 @@ class Law(nn.Module):
     first_order: bool = False
     traced: frozenset[Kind] = frozenset()
     functions: int | None = None
+    stacks: bool = False
+    made: bool = True
+    mixes: bool = True
     num_parts: int = 1
     statistics_rows: int = 0
     keep_statistics: bool | frozenset[str] = False
@@ -110,8 +118,22 @@ class Law(nn.Module):
 
     def together(self, trace: Trace | None) -> Arranged:
         """Return how several draws share a pass: not at all, as rows of a larger batch, or as stacked tensors."""
-        del trace
-        return "one"
+        return "one" if self.stacking(trace) is None else "stack"
+
+    def stacking(self, trace: Trace | None) -> Stacking | None:
+        """Return how layers have tensors of several draws; None where they cannot."""
+        if not self.stacks:
+            return None
+        if trace is None:
+            return find_stacking(self.network, self.varying(), None)
+        found: Stacking | None = trace.conclude(
+            ("stacking", id(self)), lambda: find_stacking(self.network, self.varying(), trace)
+        )
+        return found
+
+    def varying(self) -> list[str]:
+        """Return the names of the tensors that may differ between draws."""
+        return [*self.names, *(statistics_names(self.network) if self.statistics_rows else ())]
 
     def independent_rows(self, trace: Trace | None) -> bool:
         """Return whether a fresh pass draws for each row: copies of a row then are several draws."""
@@ -139,9 +161,10 @@ class Law(nn.Module):
         """Raise unless there is such a part of a mixture, a component or a chain."""
         raise ValueError(f"{self.described()} has no members. It has one distribution for all.")
 
-    def stacked(self, keys: Sequence[Key]) -> Iterator[tuple[dict[str, Tensor], Sequence[Key]]]:
-        """Give draws, as many together as is fast, as stacked tensors (S, ...); for laws that say "stack"."""
-        raise NotImplementedError
+    def stacked(self, keys: Sequence[Key]) -> dict[str, Stack]:
+        """Return the tensors of several draws by name, but for `own`; for laws that say "stack"."""
+        drawn = [self.patch(Pass("draw", (key,), rows=1)).tensors for key in keys]
+        return {name: tuple(one[name] for one in drawn) for name in self.names}
 
     # -- statistics of drawn weights ----------------------------------------------------------------------------
 
@@ -308,6 +331,11 @@ class NoisySite:
         """Whether a draw has other noise at each position of a text."""
         return False
 
+    @property
+    def scales_weight(self) -> bool:
+        """Whether a draw of the noise is another `weight` of the layer, and nothing else."""
+        return False
+
     def around(self, network: nn.Module, act: Callable[..., Tensor]) -> tuple[nn.Module, Callable[..., Any]]:
         """Return a module, and a forward of it in which `act` is applied to the activation that meets noise.
 
@@ -351,7 +379,7 @@ class NoisySite:
         return Refusal(f"The noise at {self.name!r} has no width that could be changed.")
 
     def scaled(self, p: Pass, gamma: Tensor) -> Tensor | None:
-        """Return a scale with the noise of the pass's only draw in it, where the noise is such; else None."""
+        """Return a scale with the noise of each of the pass's draws in it, (S, ...); None where noise is not such."""
         del p, gamma
         return None
 

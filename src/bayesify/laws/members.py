@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import cycle
+from itertools import cycle, groupby
 from typing import Any, ClassVar
 
 import torch
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from bayesify._core.random import Key, shuffled
 from bayesify.laws.law import Component, Law, Rescaling, check_count, register_law
 from bayesify.laws.passes import Arranged, Kind, Pass, Patch, Refusal
-from bayesify.laws.tensors import TensorTree, batch_norms
+from bayesify.laws.stacking import Stack, Stacking, whole_stack
+from bayesify.laws.tensors import TensorTree, batch_norms, tensor_of
 from bayesify.laws.trace import Trace
 from bayesify.likelihoods import Likelihood
 
@@ -34,6 +35,7 @@ class MemberLaw(Law):
     """
 
     name = "members"
+    mixes = False
     settings: ClassVar[dict[str, Any]] = {"parts": list}
     NO_STATISTICS = (
         "Members without end of draws, each with batch-normalisation statistics of its own (SWAG, APD), cannot share a "
@@ -50,6 +52,7 @@ class MemberLaw(Law):
         kinds: frozenset[Kind] = frozenset()
         self.traced = kinds.union(*(part.traced for part in parts))
         self.keep_statistics = any(part.keep_statistics for part in parts)
+        self.stacks, self.made = all(part.stacks for part in parts), any(part.made for part in parts)
         if any(part.statistics_rows and batch_norms(network) for part in parts):
             raise ValueError(self.NO_STATISTICS)
 
@@ -121,9 +124,41 @@ class MemberLaw(Law):
         return [replace(key, index=-1) for key in found] if numbered else found
 
     def together(self, trace: Trace | None) -> Arranged:
-        """Return how draws of one member share a pass, which all members must agree on."""
-        found = {part.together(trace) for part in self.laws}
-        return "rows" if found == {"rows"} else "one"
+        """Return how draws share a pass: of all members where they are tensors, else of one where all agree on that."""
+        if self.stacking(trace) is not None:
+            return "stack"
+        return "rows" if all(part.together(trace) == "rows" for part in self.laws) else "one"
+
+    def stacking(self, trace: Trace | None) -> Stacking | None:
+        """Return how layers have tensors of draws of several members, where a member's own draws can share a pass."""
+        able = all(part.stacks and part.stacking(trace) is not None for part in self.laws)
+        return super().stacking(trace) if able else None
+
+    def varying(self) -> list[str]:
+        """Return the names of the tensors in which members differ, or draws of one."""
+        return list(dict.fromkeys(n for part in self.laws for n in (*part.varying(), *part.own.as_dict())))
+
+    def stacked(self, keys: Sequence[Key]) -> dict[str, Stack]:
+        """Return the tensors of draws of any members; those that a member has not are the network's own."""
+        groups: list[tuple[dict[str, Tensor], dict[str, Stack], int]] = []
+        for member, group in groupby(keys, key=lambda key: key.path[0] if key.path else 0):
+            part, inner = self.part(member), [key.inner() for key in group]
+            groups.append((part.own.as_dict(), part.stacked(inner), len(inner)))
+        names = dict.fromkeys(name for own, drawn, _ in groups for name in (*own, *drawn))
+        return {name: self._joined(name, groups) for name in names}
+
+    def _joined(self, name: str, groups: Sequence[tuple[dict[str, Tensor], dict[str, Stack], int]]) -> Stack:
+        """Return a tensor of all draws: without a copy where each member has one of them."""
+
+        def own(tensors: dict[str, Tensor]) -> Tensor:
+            return tensors[name] if name in tensors else tensor_of(self.network, name)
+
+        if all(number == 1 for _, _, number in groups):
+            return tuple(drawn[name][0] if name in drawn else own(tensors) for tensors, drawn, _ in groups)
+        return torch.cat([
+            whole_stack(drawn[name]) if name in drawn else own(tensors).expand(number, *own(tensors).shape)
+            for tensors, drawn, number in groups
+        ])  # fmt: skip
 
     @property
     def continues(self) -> Any:

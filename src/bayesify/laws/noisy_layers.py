@@ -7,11 +7,12 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from bayesify._core.random import Key
+from bayesify._core.random import Key, Noise
 from bayesify.laws.law import Component, NoisySite, Rescaling
 from bayesify.laws.noise_scale import ScaledNoise
 from bayesify.laws.passes import Arranged, BatchDim, Kind, Pass, Patch, Refusal
 from bayesify.laws.patching import forbid_fused_layers
+from bayesify.laws.stacking import Stack, Stacking
 from bayesify.laws.trace import Trace
 
 __all__ = ["NoisyLayerLaw"]
@@ -32,6 +33,8 @@ class NoisyLayerLaw(ScaledNoise):
     """
 
     name = "noisy-layers"
+    stacks = True
+    made = False
 
     def __init__(
         self,
@@ -45,6 +48,7 @@ class NoisyLayerLaw(ScaledNoise):
         super().__init__(network, own)
         self._settings = tuple(places)
         self._scaled: tuple[Tensor, int, tuple[NoisySite, ...]] | None = None
+        self._noise = Noise()
         self.keep_statistics = keep_statistics
         self.traced = traced
         forbid_fused_layers(network, self._noisy())
@@ -81,7 +85,12 @@ class NoisyLayerLaw(ScaledNoise):
         return super().sites() | self._noisy()
 
     def together(self, trace: Trace | None) -> Arranged:
-        """Return "rows", unless a layer mixes examples even in evaluation mode, or noise acts without a batch."""
+        """Return "stack" where draws are scales of layers.
+
+        Else "rows", unless a layer mixes examples even in evaluation mode, or noise acts without a batch.
+        """
+        if self.stacking(trace) is not None:
+            return "stack"
         norms = (m for m in self.network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
         if any(norm.running_mean is None for norm in norms):
             return "one"
@@ -124,8 +133,38 @@ class NoisyLayerLaw(ScaledNoise):
             scaled = None if gamma is None else place.scaled(p, gamma)
             if scaled is None:
                 return Refusal("its randomness is in layers, and not in the network's weights alone")
-            found[name] = scaled.detach()
+            found[name] = scaled[0].detach()
         return found
+
+    # -- several draws, where each is other scales of layers ------------------------------------------------------
+
+    def stacking(self, trace: Trace | None) -> Stacking | None:
+        """Return how layers have several draws' scales, where noise is in these alone and a layer is called once."""
+        if not all(place.scales_weight and self._scale_name(place) for place in self.places):
+            return None
+        if trace is not None and any(len(trace.calls.get(place.name, ())) != 1 for place in self.places):
+            return None  # noise of its own in each call
+        return super().stacking(trace)
+
+    def varying(self) -> list[str]:
+        """Return the names of the scales."""
+        return [self._scale_name(place) for place in self.places]
+
+    def stacked(self, keys: Sequence[Key]) -> dict[str, Stack]:
+        """Return the scales of several draws by name."""
+        p = Pass("draw", tuple(keys), rows=1, noise=self._noise)
+        found: dict[str, Stack] = {}
+        for place in self.places:
+            name = self._scale_name(place)
+            scaled = place.scaled(p, self.tensor(name))
+            assert scaled is not None
+            found[name] = scaled
+        return found
+
+    def _scale_name(self, place: NoisySite) -> str:
+        """Return the name of a layer's scale; empty where it has none."""
+        held = self.network.get_submodule(place.name)._parameters.get("weight")
+        return "" if held is None else f"{place.name}.weight".removeprefix(".")
 
     def recomputed(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Return the arguments with new masks, where noise differs between all entries.

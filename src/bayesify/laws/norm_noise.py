@@ -51,6 +51,11 @@ class NormSite(NoisySite):
         """Whether positions have noise of their own."""
         return self.shape == "element" and self.alpha != 0
 
+    @property
+    def scales_weight(self) -> bool:
+        """Whether a draw is the layer with another scale."""
+        return self.scales and self.shape != "element"
+
     def around(self, network: nn.Module, act: Callable[..., Tensor]) -> tuple[nn.Module, Callable[..., Any]]:
         """Return the layer, or the module inside it that takes the scaled output, and its forward."""
         norm = network.get_submodule(self.name)
@@ -68,7 +73,7 @@ class NormSite(NoisySite):
     def in_pass(self, network: nn.Module, p: Pass) -> tuple[nn.Module, Callable[..., Any]]:
         """Return the layer, and its forward: with another scale where one draw is evaluated by itself."""
         norm: nn.Module = network.get_submodule(self.name)
-        if len(p.keys) != 1 or not self.scales or self.shape == "element" or self.alpha == 0:
+        if len(p.keys) != 1 or not self.scales_weight or self.alpha == 0:
             return super().in_pass(network, p)
         forward = norm.forward
 
@@ -76,7 +81,9 @@ class NormSite(NoisySite):
             held = norm._parameters
             gamma = held["weight"]
             assert gamma is not None
-            held["weight"] = self.scaled(p, gamma)  # type: ignore[assignment]
+            scales = self.scaled(p, gamma)
+            assert scales is not None
+            held["weight"] = scales[0]  # type: ignore[assignment]
             try:
                 return forward(*args, **kwargs)
             finally:
@@ -100,12 +107,12 @@ class NormSite(NoisySite):
         )
 
     def scaled(self, p: Pass, gamma: Tensor) -> Tensor | None:
-        """Return gamma (1 + alpha eps) of the pass's only draw; None where the noise is no scale of the layer's."""
+        """Return gamma (1 + alpha eps) of each of the pass's draws; None where the noise is no scale of the layer's."""
         if self.alpha == 0:
-            return gamma
-        if self.shape == "element" or not self.scales:
+            return gamma.expand(len(p.keys), *gamma.shape)
+        if not self.scales_weight:
             return None
-        eps = p.noise.drawn(p.keys, p.called(self.name), list(gamma.shape), "normal", gamma)[0]
+        eps = p.noise.drawn(p.keys, p.called(self.name), list(gamma.shape), "normal", gamma)
         wide = torch.promote_types(gamma.dtype, torch.float32)
         return (gamma * (1 + self.alpha * eps.to(wide))).to(gamma.dtype)
 

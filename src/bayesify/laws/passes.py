@@ -144,7 +144,7 @@ class Pass:
         if (not self.keys and not per_example) or batch == BatchDim(None):
             return self._without_batch(x, combine, site, distribution, channel_dim)
         draws, rows = max(len(self.keys), 1), self.rows
-        batch_dim, copies = self._find_batch(x, site, draws, batch)
+        batch_dim, copies = self.find_batch(x, site, draws, batch)
         before, after = x.shape[:batch_dim], x.shape[batch_dim + 1 :]
         inner = x.shape[batch_dim] // (copies * rows)
         grid = x.reshape(*before, copies, rows, inner, *after)
@@ -180,7 +180,7 @@ class Pass:
             return combine(x, self.noise.drawn(self.keys, site, shape, distribution, x)[0])
         return combine(x, self.noise.fresh(shape, distribution, x))
 
-    def _find_batch(self, x: Tensor, site: str, draws: int, known: BatchDim | None) -> tuple[int, int]:
+    def find_batch(self, x: Tensor, site: str, draws: int, known: BatchDim | None) -> tuple[int, int]:
         """Return the batch's dimension in an activation, and how many copies of the batch, one per draw, it holds."""
         copies = (draws, 1) if self.folded else (1,)
         found = known or BatchDim(None)

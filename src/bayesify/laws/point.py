@@ -15,6 +15,8 @@ class PointLaw(Law):
 
     name = "point"
     functions = 1
+    stacks = True
+    made = False
 
     def keys(self, num_draws: int | None, seed: int) -> list[Key]:
         """Return the only draw, however many are asked for."""

@@ -17,6 +17,7 @@ from bayesify._core.modes import evaluation_mode
 from bayesify._core.random import Key
 from bayesify._core.seen import InputsSeen
 from bayesify._core.sharing import Shared, alias, copied
+from bayesify._core.state import state_of
 from bayesify._core.trees import CACHE, arguments_of, batch_rows, repeat_rows, without_cache
 from bayesify.laws.law import Component, Law
 from bayesify.laws.norm_statistics import statistics_apart, statistics_kept, tracking_norms
@@ -24,10 +25,10 @@ from bayesify.laws.passes import Pass, Patch, Refusal, ShapeError
 from bayesify.laws.patching import find_slots, patched_forward, swapped
 from bayesify.laws.recomputation import without_guards
 from bayesify.laws.runtime import Runtime
+from bayesify.laws.stacking import Stack, Stacking
 from bayesify.laws.statistics import Statistics
 from bayesify.laws.tensors import batch_norms, tensor_of
 from bayesify.laws.trace import Trace, signature, trace_network
-from bayesify.laws.vectorised import vectorised_pass
 from bayesify.likelihoods import Likelihood
 
 if TYPE_CHECKING:
@@ -142,10 +143,31 @@ class RandomNetwork(nn.Module):
 
     def patch(self, p: Pass) -> Patch:
         """Return what the law puts in the network's place, with the statistics that belong to drawn weights."""
+        stacking = self.law.stacking(p.trace) if len(p.keys) > 1 else None
+        if stacking is not None:
+            return self._stacked(p, stacking)
         patch = self.law.patch(p)
         if self.statistics is None or (row := self.law.statistics_row(p)) is None:
             return patch
         return replace(patch, tensors={**patch.tensors, **self.statistics.of(self.network, row)})
+
+    def _stacked(self, p: Pass, stacking: Stacking) -> Patch:
+        """Return layers that have the tensors of several draws."""
+        stacks = self._drawn(p.keys, stacking.size)
+        if self.statistics is not None:
+            places = [self.law.row_of(key) + 1 for key in p.keys]
+            stacks |= {name: rows[places] for name, rows in self.statistics.rows.as_dict().items()}
+        return Patch(self.law.own.as_dict(), stacking.forwards(p, stacks))
+
+    def _drawn(self, keys: tuple[Key, ...], size: int) -> dict[str, Stack]:
+        """Return the tensors of several draws, of `size` numbers each; from memory if they are those of before."""
+        law = self.law
+        if not law.made or torch.is_grad_enabled():
+            return law.stacked(keys)
+        means = (tensor_of(self.network, name) for name in law.names)
+        parts = (*law.parameters(), *law.buffers(), *self.likelihood.parameters(), *self.likelihood.buffers())
+        numbers = len(keys) * size
+        return self.runtime.kept.get(keys, state_of((*means, *parts)), numbers, lambda: law.stacked(keys))
 
     def components(self, trace: Trace | None = None) -> list[Component] | Refusal:
         """Return the law as a mixture of Gaussians, with the statistics that belong to its mean, or why it is none."""
@@ -276,21 +298,18 @@ class RandomNetwork(nn.Module):
         """
         inputs = in_network_type(inputs, self.network)
         rows, draws = batch_rows(inputs), len(keys)
-        law = self.law
-        stacks = draws > 1 and not tiled and type(law).stacked is not Law.stacked
-        if stacks and law.together(None) == "stack":
-            return self._stacked(inputs, keys, rows)
         args, kwargs = arguments_of(inputs)
         p = Pass("draw", tuple(keys), rows=rows, folded=tiled, noise=self.runtime.noise)
-        if (tiled or prefix is not None) and "draw" in law.traced:
+        if draws > 1 or ((tiled or prefix is not None) and "draw" in self.law.traced):
             with self.runtime.modes.lock:
                 p.trace = self._trace(signature((args, kwargs)), (args, kwargs))
         if tiled:
             args, kwargs = repeat_rows((args, kwargs), draws)
         patch = None
-        if prefix is not None:
-            made = self.patch(p)
-            patch = replace(made, forwards=prefix.forwards(made.forwards))
+        if prefix is not None or draws > 1:
+            patch = self.patch(p)
+        if patch is not None and prefix is not None:
+            patch = replace(patch, forwards=prefix.forwards(patch.forwards))
         output = self.read(self.run(p, args, kwargs, patch))
         if output.shape[0] != draws * rows:
             raise ShapeError(
@@ -298,32 +317,6 @@ class RandomNetwork(nn.Module):
                 "dimension must be the batch; one example alone is a batch of one, x[None]."
             )
         return output.reshape(draws, rows, *output.shape[1:])
-
-    def _stacked(self, inputs: Any, keys: Sequence[Key], rows: int) -> Tensor:
-        """Evaluate draws whose tensors are stacked, in vectorised passes."""
-        runtime, law = self.runtime, self.law
-        if any(norm.training for norm in batch_norms(self.network).values()):
-            return torch.cat([self.evaluate(inputs, [key]) for key in keys])
-        found = []
-        with runtime.modes.lock:
-            before, runtime.runner = runtime.runner, threading.get_ident()
-            try:
-                if torch.is_grad_enabled():
-                    runtime.guard.watch("sites", law.sites, self._again)
-                for tensors, some in law.stacked(keys):
-                    if self.statistics is not None:
-                        places = [law.row_of(key) + 1 for key in some]
-                        tensors |= {name: rows[places] for name, rows in self.statistics.rows.as_dict().items()}
-                    found.append(vectorised_pass(self.network, tensors, self.read, inputs))
-            finally:
-                runtime.runner = before
-        output = torch.cat(found)
-        if output.ndim < 2 or output.shape[1] != rows:
-            raise ShapeError(
-                f"The network returned {tuple(output.shape[1:])} for {rows} examples. Its first output dimension must "
-                "be the batch."
-            )
-        return output
 
     def reference(self, inputs: Any) -> Tensor:
         """Return what the network itself returns in evaluation mode, with its own tensors and without noise."""

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from typing import Any
 
 from bayesify._core.random import Noise
+from bayesify.laws.kept import KeptDraws
 from bayesify.laws.modes import ModeStack
 from bayesify.laws.patching import Slots
 from bayesify.laws.recomputation import Guard
@@ -26,6 +27,7 @@ class Runtime:
         slots: Where the network holds the tensors that passes replaced last.
         traces: Dry runs, by the signature of their inputs.
         noise: The random numbers of activations.
+        kept: Weights of the last draws.
         modes_learned: Whether there may be gradients of passes that were not fresh.
     """
 
@@ -35,6 +37,7 @@ class Runtime:
         self.slots: Slots = {}
         self.traces: OrderedDict[Any, Trace] = OrderedDict()
         self.noise = Noise()
+        self.kept = KeptDraws()
         self.modes_learned = False
         self.runner: int | None = None  # the thread of the present pass
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesify._core.random import Key, keyed_numbers
+from bayesify._core.random import Key, keyed_rows
 from bayesify.laws.law import Component, Rescaling
 from bayesify.laws.noise_scale import ScaledNoise
 from bayesify.laws.passes import Refusal
@@ -105,14 +105,18 @@ class LowRankLaw(ScaledNoise, VectorLaw):
 
     def sample(self, key: Key) -> Tensor:
         """Return the weights of a draw, (D,)."""
+        return self.samples([key])[0]
+
+    def samples(self, keys: Sequence[Key]) -> Tensor:
+        """Return the weights of several draws, (S, D), whose low rank is one product."""
         mean = self.average
         scale = self.width() / (2**0.5 if self.rank else 1.0)
-        drawn = keyed_numbers(key, "diagonal", mean.shape, mean).to(mean.dtype)
-        drawn.mul_(self.variance().sqrt_()).mul_(scale).add_(mean)
+        drawn = keyed_rows(keys, "diagonal", mean.shape, mean).to(mean.dtype)
+        drawn.mul_(self.variance().sqrt_().mul_(scale)).add_(mean)
         if self.rank:
-            z = keyed_numbers(key, "low rank", [self.rank], mean).to(mean.dtype)
+            z = keyed_rows(keys, "low rank", [self.rank], mean).to(mean.dtype)
             columns = (self.snapshots - 1).clamp(max=self.rank)  # as many as were collected
-            drawn.addmv_(self.deviations.T, z * scale / (columns - 1).clamp_min(1).sqrt())
+            drawn.addmm_(z * scale / (columns - 1).clamp_min(1).sqrt(), self.deviations)
         return drawn
 
     def components(self, trace: Trace | None = None) -> list[Component] | Refusal:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +41,12 @@ class TensorTree(nn.Module):
 
     def as_dict(self) -> dict[str, Tensor]:
         """Return the tensors by name."""
-        return {name: getattr(node, last) for name, (node, last) in self._places.items()}
+        # Not by `getattr`, which looks for an attribute first: members of an ensemble have thousands of tensors.
+        found: dict[str, Any] = {
+            name: node._parameters[last] if last in node._parameters else node._buffers[last]
+            for name, (node, last) in self._places.items()
+        }
+        return found
 
 
 class Codec:

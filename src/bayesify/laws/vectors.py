@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from bayesify._core.random import Key, generator_for, keyed_numbers, shuffled
 from bayesify.laws.law import Component, Law, Rescaling, check_count, register_law
 from bayesify.laws.passes import Pass, Patch, Refusal
+from bayesify.laws.stacking import Stack
 from bayesify.laws.tensors import Codec, batch_norms
 from bayesify.laws.trace import Trace
 
@@ -30,6 +31,8 @@ class VectorLaw(Law):
         num_bn_draws: The number of draws that get batch-normalisation statistics.
     """
 
+    stacks = True
+
     def __init__(self, network: nn.Module, *, names: Sequence[str], num_bn_draws: int) -> None:
         super().__init__(network)
         self.codec = Codec(network, names)
@@ -47,6 +50,14 @@ class VectorLaw(Law):
     @abstractmethod
     def sample(self, key: Key) -> Tensor:
         """Return the weights of a draw, (D,)."""
+
+    def samples(self, keys: Sequence[Key]) -> Tensor:
+        """Return the weights of several draws, (S, D)."""
+        return torch.stack([self.sample(key) for key in keys])
+
+    def stacked(self, keys: Sequence[Key]) -> dict[str, Stack]:
+        """Return the weights of several draws by name."""
+        return {name: piece.contiguous() for name, piece in self.codec.split(self.samples(keys)).items()}
 
     @abstractmethod
     def centre(self) -> Tensor:

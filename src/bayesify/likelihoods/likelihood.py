@@ -74,6 +74,12 @@ class Likelihood(nn.Module, ABC):
         if "kind" in cls.__dict__:
             _KINDS[cls.kind] = cls
 
+    @property
+    def calibrates_parts(self) -> bool:
+        """Whether each part of a mixture has a temperature of its own."""
+        temperature = self._buffers.get("temperature")
+        return temperature is not None and temperature.ndim > 0
+
     @abstractmethod
     def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
         """Return ln p(target | output) per example and position, (B, ...); ignored positions are NaN-free zeros."""

@@ -6,7 +6,7 @@ All of it follows from a trace of the network, and is found out once for each.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from bayesify._core.trees import repeat_rows, slice_rows
 from bayesify.laws import Key, Posterior, Trace
+from bayesify.laws.stacking import Stacking
 
 __all__ = ["Layout", "layout_of", "rows_per_pass"]
 
@@ -22,6 +23,10 @@ __all__ = ["Layout", "layout_of", "rows_per_pass"]
 CPU_ELEMENTS = 2**20
 DEVICE_ELEMENTS = 2**26
 LEAST_ROWS = 8
+# How many weights are put side by side in one pass, at most.
+STACKED = 2**23
+# Of a draw, beyond which convolutions with one weight are as fast as one with groups.
+FEW_ROWS = 4
 
 
 @dataclass
@@ -38,6 +43,7 @@ class Layout:
         deterministic: The modules with no such module inside.
         opaque: Whether a tensor of a random module is read outside of it, so that nothing can be said to lie before the
             first randomness.
+        stacking: How layers have tensors for each draw; None where draws are rows of a batch.
     """
 
     rows: int
@@ -47,6 +53,18 @@ class Layout:
     sites: set[nn.Module] = field(default_factory=set)
     deterministic: list[nn.Module] = field(default_factory=list)
     opaque: bool = False
+    stacking: Stacking | None = None
+
+    def draws_at_once(self, rows: int) -> int:
+        """Return how many draws of so many examples one pass should have, at most."""
+        if not self.folds:
+            return 1
+        most = max(1, self.folded_rows // rows)
+        if self.stacking is None:
+            return most
+        if self.stacking.convolves and rows > FEW_ROWS:
+            return 1
+        return min(most, max(1, STACKED // self.stacking.size))
 
 
 def rows_per_pass(posterior: Posterior, trace: Trace, rows: int) -> int:
@@ -65,13 +83,14 @@ def layout_of(posterior: Posterior, inputs: Any, keys: Sequence[Key]) -> Layout:
     each gives alone is tried, in three passes on two copies of a row, or four.
     """
     trace = posterior.trace(inputs)
-    key = ("layout", posterior.law.functions)  # a bank that was empty has samples later
+    several = len(keys) > 1
+    key = ("layout", posterior.law.functions, several)  # a bank that was empty has samples later
     if key in trace.memo:
         known: Layout = trace.memo[key]
         return known
     layout, certain = _layout(posterior, trace), True
-    if layout.folds:
-        certain = _try_folding(posterior, layout, repeat_rows(slice_rows(inputs, 0, 1), 2), keys[0])
+    if layout.folds and several:
+        certain = _try_folding(posterior, layout, repeat_rows(slice_rows(inputs, 0, 1), 2), keys)
     if certain:
         trace.memo[key] = layout
     return layout
@@ -94,6 +113,7 @@ def _layout(posterior: Posterior, trace: Trace) -> Layout:
         folded_rows=max(LEAST_ROWS, budget // widest_after),
         folds=law.together(trace) != "one",
         sites=sites,
+        stacking=law.stacking(trace),
     )
     if network not in sites:
         layout.deterministic = [m for m in network.modules() if sites.isdisjoint(m.modules())]
@@ -106,9 +126,10 @@ def _layout(posterior: Posterior, trace: Trace) -> Layout:
     return layout
 
 
-def _try_folding(posterior: Posterior, layout: Layout, twice: Any, key: Key) -> bool:
+def _try_folding(posterior: Posterior, layout: Layout, twice: Any, keys: Sequence[Key]) -> bool:
     """Find out how draws fold, if they do; return whether that is certain."""
-    keys = [key, Key(key.seed, key.index + 1, key.path)]
+    first = keys[0]
+    keys = [first, replace(first, index=first.index + 1) if layout.stacking is None else keys[-1]]
     try:
         alone = torch.cat([posterior.evaluate(twice, [one]) for one in keys])
     except Exception:  # on rows that nobody gave; if it is not the rows, the user's own pass will say so
@@ -121,7 +142,7 @@ def _try_folding(posterior: Posterior, layout: Layout, twice: Any, key: Key) -> 
     return layout.folds or bool(alone.isfinite().all())  # outputs that are NaN agree with nothing
 
 
-def _agrees(posterior: Posterior, twice: Any, keys: list[Key], alone: Tensor, *, tiled: bool) -> bool:
+def _agrees(posterior: Posterior, twice: Any, keys: Sequence[Key], alone: Tensor, *, tiled: bool) -> bool:
     """Return whether two draws together give what each gives alone."""
     try:
         together = posterior.evaluate(twice, keys, tiled=tiled)

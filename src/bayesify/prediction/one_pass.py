@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
+from bayesify._core.state import state_of
 from bayesify._core.trees import repeat_rows, slice_rows
 from bayesify.laws import Component, Posterior, Refusal, Trace
 from bayesify.laws.laplace import last_features
@@ -293,12 +293,5 @@ def _check_scales(scales: Mapping[str, float], layers: Sequence[str]) -> None:
 
 
 def _state(posterior: Posterior) -> tuple[Any, ...]:
-    """Return what changes when a tensor of the posterior does, or what its outputs mean.
-
-    A version does not count what is written through `.data`, so a sum is looked at too.
-    """
-    with torch.no_grad():
-        tensors = [*posterior.parameters(), *posterior.buffers()]
-        versions = [(id(t), 0 if t.is_inference() else t._version, t.data_ptr(), t.dtype) for t in tensors]
-        sums = [t.sum().item() for t in tensors if t.is_floating_point()]
-    return (id(posterior.likelihood), *versions, *(number for number in sums if number == number))
+    """Return what changes when a tensor of the posterior does, or what its outputs mean."""
+    return (id(posterior.likelihood), *state_of((*posterior.parameters(), *posterior.buffers())))

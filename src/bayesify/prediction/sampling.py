@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -37,14 +38,15 @@ def add_views(
 
 
 def _add(posterior: Posterior, inputs: Any, keys: Sequence[Key], stream: Stream, layout: Layout) -> None:
-    passes = _passes(layout, batch_rows(inputs), keys)
+    passes = _passes(posterior, layout, batch_rows(inputs), keys)
     tiled = layout.joins and max(map(len, passes)) > 1
     prefix = shared_prefix(layout, 1 if tiled else len(passes))
     done = 0
     try:
         for some in passes:
             outputs = posterior.evaluate(inputs, some, tiled=tiled, prefix=prefix)
-            stream.add(outputs, part=some[0].path[0] if some[0].path else 0)
+            for part, rows in _parts(posterior, some):
+                stream.add(outputs[rows], part=part)
             done += len(some)
     except Exception as error:
         if tiled or max(map(len, passes)) == 1:
@@ -61,8 +63,25 @@ def _add(posterior: Posterior, inputs: Any, keys: Sequence[Key], stream: Stream,
             prefix.forget()
 
 
-def _passes(layout: Layout, rows: int, keys: Sequence[Key]) -> list[list[Key]]:
-    """Return which draws go through the network together: of one part, and as many as keep a pass in the cache."""
-    together = max(1, layout.folded_rows // rows) if layout.folds else 1
-    parts = [list(group) for _, group in groupby(keys, key=lambda key: key.path)]
-    return [group[start : start + together] for group in parts for start in range(0, len(group), together)]
+def _passes(posterior: Posterior, layout: Layout, rows: int, keys: Sequence[Key]) -> list[Sequence[Key]]:
+    """Return which draws go through the network together: as many as keep a pass in the cache, equally many in each."""
+    most = layout.draws_at_once(rows)
+    apart = layout.stacking is None and not posterior.law.mixes
+    groups = [list(group) for _, group in groupby(keys, key=lambda key: key.path)] if apart else [list(keys)]
+    found: list[Sequence[Key]] = []
+    for group in groups:
+        each = math.ceil(len(group) / math.ceil(len(group) / most))
+        found += [group[start : start + each] for start in range(0, len(group), each)]
+    return found
+
+
+def _parts(posterior: Posterior, keys: Sequence[Key]) -> list[tuple[int, slice]]:
+    """Return the parts of a mixture that draws are of, and which; all as one where parts are calibrated alike."""
+    if not posterior.likelihood.calibrates_parts:
+        return [(0, slice(None))]
+    found, start = [], 0
+    for part, group in groupby(keys, key=lambda key: key.path[0] if key.path else 0):
+        stop = start + len(list(group))
+        found.append((part, slice(start, stop)))
+        start = stop
+    return found

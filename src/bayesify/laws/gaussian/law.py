@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from bayesify._core.maths import at_least_float32
-from bayesify._core.random import Key, keyed_numbers
+from bayesify._core.random import Key, keyed_numbers, keyed_rows
 from bayesify.laws.gaussian.kernels import has_kernel, kernel_of
 from bayesify.laws.gaussian.site import Estimator, Site, Visits
 from bayesify.laws.law import Component, Law, Rescaling
 from bayesify.laws.passes import BatchDim, Kind, Pass, Patch, Refusal
 from bayesify.laws.patching import forbid_fused_layers
+from bayesify.laws.stacking import Stack
 from bayesify.laws.tensors import TensorTree, tensor_of
 from bayesify.laws.trace import Trace
 
@@ -69,6 +70,7 @@ class GaussianLaw(Law):
     """
 
     name = "gaussian"
+    stacks = True
     traced: frozenset[Kind] = frozenset({"fresh"})
 
     def __init__(
@@ -124,13 +126,27 @@ class GaussianLaw(Law):
         """Return the weights of a draw by name; of a new one where there is no key."""
         return {name: self._weight(name, key) for name in self.names}
 
+    def stacked(self, keys: Sequence[Key]) -> dict[str, Stack]:
+        """Return the weights of several draws, (S, ...), by name."""
+        found: dict[str, Stack] = {}
+        for name in self.names:
+            mean = self.tensor(name)
+            found[name] = self._moved(name, mean, keyed_rows(keys, name, mean.shape, mean))
+        return found
+
     def _weight(self, name: str, key: Key | None) -> Tensor:
-        mean, log_std = self.tensor(name), tensor_of(self.log_std, name)
+        mean = self.tensor(name)
         if key is not None:
-            noise = keyed_numbers(key, name, mean.shape, mean)
-        else:
-            noise = torch.randn(mean.shape, dtype=torch.promote_types(mean.dtype, torch.float32), device=mean.device)
-        return mean + (log_std.exp() * noise).to(mean.dtype)
+            return self._moved(name, mean, keyed_numbers(key, name, mean.shape, mean))
+        wide = torch.promote_types(mean.dtype, torch.float32)
+        return self._moved(name, mean, torch.randn(mean.shape, dtype=wide, device=mean.device))
+
+    def _moved(self, name: str, mean: Tensor, noise: Tensor) -> Tensor:
+        """Return mean + std e, for one e or several; without gradients in the memory of e."""
+        std = tensor_of(self.log_std, name).exp()
+        if torch.is_grad_enabled() or noise.dtype != mean.dtype or std.dtype != noise.dtype:
+            return mean + (std * noise).to(mean.dtype)
+        return noise.mul_(std).add_(mean)
 
     def plan(self, trace: Trace) -> Plan:
         """Return which layers have noise for each example."""

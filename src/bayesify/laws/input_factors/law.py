@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,9 +15,9 @@ from torch.nn.functional import softplus
 from bayesify._core.random import Key, keyed_numbers, shuffled
 from bayesify.laws.input_factors.kl import Divergence, divergence
 from bayesify.laws.input_factors.latents import Latent, Layer, find_layers
-from bayesify.laws.input_factors.scaling import CommonFactors, Factors, scaled_forward
+from bayesify.laws.input_factors.scaling import CommonFactors, DrawnFactors, Factors, scaled_forward
 from bayesify.laws.law import Component, Law, Rescaling, check_count
-from bayesify.laws.passes import BatchDim, Kind, Pass, Patch, Refusal
+from bayesify.laws.passes import Arranged, BatchDim, Kind, Pass, Patch, Refusal
 from bayesify.laws.patching import forbid_fused_layers
 from bayesify.laws.recomputation import without_guards
 from bayesify.laws.trace import Trace
@@ -124,24 +124,36 @@ class InputFactorLaw(Law):
         own = self.own.as_dict()
         if p.kind == "mean":
             return Patch({**own, **self.folded(self.centre(p.part if isinstance(p.part, int) else None))})
-        if p.kind == "draw":
+        if p.kind == "draw" and len(p.keys) == 1:
             return Patch({**own, **self.folded(self.factors(p.key))})
         plan = self.plan(p.trace or Trace())
+        if p.kind == "draw":
+            rows = torch.stack([self.factors(key) for key in p.keys]).repeat_interleave(p.rows, 0)
+            return Patch(own, self._scaled(plan, DrawnFactors(self._by_latent(rows), plan.calls, p=p)))
         components = self._components_of(p, plan)
         factors = self._fresh(components)
-        # One split, whose gradient is one joint tensor; slices would each add to all of it.
-        parts = torch.split(factors, [latent.size for latent in self.latents], 1)
-        present = Factors(dict(zip(self.latents, parts, strict=True)), plan.calls)
-        forwards = {
-            (module := self.network.get_submodule(layer.name)): scaled_forward(module, layer, present)
-            for layer in plan.layers
-        }
+        forwards = self._scaled(plan, Factors(self._by_latent(factors), plan.calls))
         shared = {}
         if plan.shared:  # one component for the whole pass
             names = {latent.parameter for latent in plan.shared}
             folded = self.folded(self._fresh(components[:1])[0])
             shared = {name: tensor for name, tensor in folded.items() if name in names}
         return Patch({**own, **shared}, forwards)
+
+    def _by_latent(self, factors: Tensor) -> dict[Latent, Tensor]:
+        # One split, whose gradient is one joint tensor; slices would each add to all of it.
+        return dict(zip(self.latents, torch.split(factors, [latent.size for latent in self.latents], 1), strict=True))
+
+    def _scaled(self, plan: FactorPlan, present: Factors) -> dict[nn.Module, Callable[..., Any]]:
+        """Return forwards of the plan's layers that multiply by factors."""
+        return {
+            (module := self.network.get_submodule(layer.name)): scaled_forward(module, layer, present)
+            for layer in plan.layers
+        }
+
+    def together(self, trace: Trace | None) -> Arranged:
+        """Return "rows" where every layer can have factors for each row: one weight then serves all draws."""
+        return "one" if trace is None or self.plan(trace).shared else "rows"
 
     def centre(self, component: int | None = None) -> Tensor:
         """Return the mean factors of one component, or the mixture's mean, (N,)."""

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bayesify.laws.input_factors.latents import Latent, Layer
-from bayesify.laws.passes import BatchDim, ShapeError
+from bayesify.laws.passes import BatchDim, Pass, ShapeError
 from bayesify.laws.patching import swapped
 
-__all__ = ["CommonFactors", "Factors", "scaled_forward"]
+__all__ = ["CommonFactors", "DrawnFactors", "Factors", "scaled_forward"]
 
 Calls = Mapping[str, tuple[BatchDim | None, ...]]
 
@@ -71,6 +71,26 @@ class Factors:
             factors = factors.T
         shape[at] = rows * times
         return factors.reshape(shape).to(x.dtype)
+
+
+@dataclass
+class DrawnFactors(Factors):
+    """The factors of several draws, (S B, D): an activation that has no copy for each draw yet gets one.
+
+    Attributes:
+        p: The pass.
+    """
+
+    p: Pass = field(default_factory=Pass)
+
+    def scale(self, x: Tensor, factors: Tensor, layer: Layer, batch: BatchDim | None) -> Tensor:
+        """Multiply an activation by each draw's factors along the layer's dimension."""
+        if batch != BatchDim(None):
+            draws = len(self.p.keys)
+            dim, copies = self.p.find_batch(x, layer.name, draws, batch)
+            x = x if copies == draws else torch.cat([x] * draws, dim)
+        self.p.folded = True
+        return super().scale(x, factors, layer, batch)
 
 
 class CommonFactors(Factors):

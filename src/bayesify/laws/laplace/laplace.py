@@ -50,6 +50,7 @@ class LaplaceLaw(Law):
     """
 
     first_order = True
+    stacks = True
     likelihood: Likelihood
     layer: str | None = None
     groups: dict[str, list[str]]

@@ -1,0 +1,40 @@
+"""What changes when a tensor does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["state_of"]
+
+
+@torch.no_grad()
+def state_of(tensors: Iterable[Tensor]) -> tuple[Any, ...]:
+    """Return what changes when one of some tensors does: its memory, its type, or its numbers.
+
+    A version counts changes in place, but not those that are written through `.data`, as one does with parameters, so
+    that of these the sum of squares is looked at too. It is a dot product, which reads as fast as memory gives.
+
+    >>> weight = nn.Parameter(torch.ones(3))
+    >>> before = state_of([weight])
+    >>> weight.data[0] = 2
+    >>> state_of([weight]) == before
+    False
+    """
+    found: list[Any] = []
+    for tensor in tensors:
+        found.append((id(tensor), 0 if tensor.is_inference() else tensor._version, tensor.data_ptr(), tensor.dtype))
+        if isinstance(tensor, nn.Parameter) or tensor.is_inference():
+            number = _size(tensor.detach())
+            found.append(number if number == number else None)  # NaN differs from itself
+    return tuple(found)
+
+
+def _size(tensor: Tensor) -> float:
+    flat = tensor.reshape(-1)
+    if flat.dtype in (torch.float32, torch.float64) and flat.device.type == "cpu":
+        return torch.dot(flat, flat).item()
+    return float(flat.sum())
