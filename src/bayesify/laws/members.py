@@ -131,7 +131,7 @@ class MemberLaw(Law):
 
     def stacking(self, trace: Trace | None) -> Stacking | None:
         """Return how layers have tensors of draws of several members, where a member's own draws can share a pass."""
-        able = all(part.stacks and part.stacking(trace) is not None for part in self.laws)
+        able = all(part.stacks and (not part.varying() or part.stacking(trace)) for part in self.laws)
         return super().stacking(trace) if able else None
 
     def varying(self) -> list[str]:
