@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from experiments.benchmark_tables import BENCHMARKS
 from experiments.board_tables import BOARDS
 from experiments.lora_tables import ADAPTERS
 from experiments.operations import OPERATIONS
 from experiments.tables import Cell, Line, markdown, rows_of, shown, table
+from experiments.task_tables import TASKS
 from experiments.verdict_tables import VERDICTS
 
 __all__ = ["TABLES"]
@@ -482,8 +484,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "truth-classes": partial(decomposition, "classes"),
     "truth-numbers": partial(decomposition, "numbers"),
     "truth-hmc": partial(table, "truth_hmc", HMC, HMC_LINES),
+    **BENCHMARKS,
     **BOARDS,
     **OPERATIONS,
+    **TASKS,
     **VERDICTS,
     **ADAPTERS,
 }

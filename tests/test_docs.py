@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
+from experiments.tutorial_pictures import PART, PROCESSES, executed, shown
 from tests.marks import slow_but
 from tests.processes import run_ranks, run_script
 from tests.test_readme import BLOCK
@@ -22,6 +23,8 @@ TRANSCRIPTS = [
     DOCS / "deciding.md",
 ]  # with commands between the blocks, which tests/files/test_transcripts.py runs too
 TOGETHER = DOCS / "integrations" / "processes.md"  # runs in two processes
+TUTORIALS = sorted(page for page in (DOCS / "tutorials").glob("*.md") if BLOCK.search(page.read_text(encoding="utf-8")))
+NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e-?\d+)?%?")
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if BLOCK.search(page.read_text(encoding="utf-8"))]
 
 
@@ -64,7 +67,7 @@ def test_no_block_of_code_escapes():
 
 @pytest.mark.parametrize(
     "page",
-    slow_but([DOCS / "guide.md"], [page for page in PAGES if page not in (*TRANSCRIPTS, TOGETHER)]),
+    slow_but([DOCS / "guide.md"], [page for page in PAGES if page not in (*TRANSCRIPTS, *TUTORIALS, TOGETHER)]),
     ids=lambda page: page.stem,
 )
 def test_python_blocks_of_a_page_run_in_order(page, monkeypatch, tmp_path):
@@ -87,3 +90,44 @@ def test_the_page_on_processes_runs_in_two_of_them(tmp_path):
         assert said[rank].startswith(f"process {rank}: 100 examples, Evaluation('swag', 100 examples: accuracy 0.")
     assert said[0][10:] == said[1][10:]  # all but the number of the process
     assert (tmp_path / "swag-posterior" / "config.json").exists()
+
+
+def _assert_said(now: str, page: str) -> None:
+    """Compare what is printed with what a page shows: the words exactly, numbers as far as processors agree."""
+    assert NUMBER.sub("#", now) == NUMBER.sub("#", page)
+    numbers = [[float(one.rstrip("%")) for one in NUMBER.findall(text)] for text in (now, page)]
+    assert numbers[0] == pytest.approx(numbers[1], rel=0.1, abs=0.05)
+
+
+def test_tutorials_are_short_and_show_what_they_draw():
+    assert len(TUTORIALS) == 9
+    pictures = sorted((DOCS / "pictures" / "tutorials").glob("*.svg"))
+    assert [picture.name for picture in pictures] == sorted(
+        f"{page.stem}-{one}" for page in TUTORIALS for one in shown(page)
+    )
+    for page in TUTORIALS:
+        code = "".join(part["code"] for part in PART.finditer(page.read_text(encoding="utf-8")))
+        assert len([line for line in code.splitlines() if line.strip()]) < 100, page.stem
+        assert shown(page), page.stem
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in TUTORIALS if page.stem != PROCESSES], ids=lambda page: page.stem)
+def test_a_tutorial_prints_and_draws_what_it_shows(page, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        _assert_said(executed(page), page.read_text(encoding="utf-8"))
+    finally:
+        torch.set_num_threads(threads)
+    assert {picture.name for picture in tmp_path.glob("*.svg")} == shown(page)
+
+
+@pytest.mark.slow
+def test_the_tutorial_on_processes_runs_in_two_of_them(tmp_path):
+    page = DOCS / "tutorials" / f"{PROCESSES}.md"
+    (part,) = PART.finditer(page.read_text(encoding="utf-8"))
+    assert run_ranks(run_script, part["code"], str(tmp_path)) == [0, 0]
+    _assert_said("".join((tmp_path / f"{rank}.txt").read_text() for rank in range(2)), part["said"])
+    assert {picture.name for picture in tmp_path.glob("*.svg")} == shown(page)

@@ -43,7 +43,8 @@ def convert(
         method: What becomes random and how it is learned: `MCDropout(p=0.1)`, or a method's name.
         include: Convert only these modules: patterns on qualified names (with all that is inside), or exact types.
         exclude: Leave these modules deterministic; wins over `include`.
-        likelihood: What the outputs mean: "classification", "binary", "regression", or a likelihood object.
+        likelihood: What the outputs mean: a name ("classification", "binary", "multilabel", "regression",
+            "heteroscedastic", "student-t", "counts", "negative-binomial"), or a `Likelihood`.
         share: Whether the posterior reads frozen parameters (`requires_grad=False`), and whole-number matrices of
             quantised layers, where the network has them, instead of copying them: a large base is in memory once. They
             are copied when they begin to learn or are moved. False copies all, for a network that is going to be

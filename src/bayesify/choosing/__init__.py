@@ -43,7 +43,7 @@ def choose(
 
     Args:
         network: A trained network, which is left untouched.
-        val_loader: Batches of (inputs, targets) that were not trained on, the same in every round.
+        val_loader: Batches of (inputs, targets) that were not trained on, in the same order whenever they are read.
         passes: How many plain passes a prediction may cost.
         loader: Training data, for what needs a look at them, or learns.
         epochs: How many plain epochs fitting may cost; 0 trains nothing.

@@ -76,7 +76,7 @@ class CostAbstainer:
             uncertainty: Uncertainties (n,), finite.
             correct: Whether each prediction was correct (n,).
             error_cost: Of a wrong answer, above 0.
-            question_cost: Of a question, above 0; to ask everything is best where it is the larger one's.
+            question_cost: Of a question, above 0. At `error_cost` or more, answering everything costs least.
             confidence: Probability in (0, 1) with which the bound must hold.
             seed: Of the halves.
         """

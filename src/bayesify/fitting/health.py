@@ -30,7 +30,7 @@ __all__ = [
 
 
 class NonFiniteError(ArithmeticError):
-    """A loss became infinite or not a number."""
+    """A loss became infinite or not a number; `fit` raises it, and the message names the first module that did."""
 
 
 def check_finite(terms: LossTerms, posterior: Posterior, batch: Any, stage: str, *, epoch: int, step: int) -> None:

@@ -318,13 +318,18 @@ def rate_factor(schedule: Schedule, total_steps: int) -> Callable[[int], float]:
 
 
 def register(cls: type[Method]) -> type[Method]:
-    """Make a method known by its name, to `convert`, to files, and to the demo."""
+    """Make a method known by its name, to `convert`, to files, to the command line and to the demo."""
     _METHODS[cls.name] = renamed_fields(**cls.renamed)(cls)
     return cls
 
 
 def list_methods() -> dict[str, type[Method]]:
-    """Return the registered methods by name."""
+    """Return the registered methods by name.
+
+    >>> import bayesify
+    >>> [name for name in sorted(bayesify.list_methods()) if name.startswith("m")]
+    ['map', 'mc-dropout']
+    """
     return dict(_METHODS)
 
 
