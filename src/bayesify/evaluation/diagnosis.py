@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +75,9 @@ def diagnose(bank: Posterior, inputs: Any, *, num_weights: int = 100, seed: int 
         The figures, by ArviZ, which `bayesify[diagnostics]` installs.
     """
     try:
-        import arviz
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of its own next version, once a day
+            import arviz
     except ImportError as error:
         raise ImportError("diagnose needs ArviZ: pip install 'bayesify[diagnostics]'.") from error
     law = require_bank(bank, "diagnose takes a bank")
