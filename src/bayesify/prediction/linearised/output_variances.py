@@ -129,7 +129,8 @@ def principal_variances(found: LinearisedPass, component: Component, head: Head,
 
 def _common(centred: Tensor) -> Tensor:
     """Return a direction (C,) in which W W' is wide, by the power method."""
-    direction = centred[:, centred.square().sum(0).argmax()]
+    largest = centred.square().sum(0).argmax().reshape(1)
+    direction = centred.index_select(1, largest)[:, 0]  # a number as an index could not be traced for an export
     for _ in range(3 * STEPS):
         direction = nn.functional.normalize(centred @ (direction @ centred), dim=0)
     return direction
