@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from tools import environments
-from tools.environments import ENVIRONMENTS, Environment, find_python, main
+from tools.environments import ENVIRONMENTS, Environment, find_python, installer, main
 
 
 def test_every_version_that_the_package_allows_has_an_environment():
@@ -46,3 +46,12 @@ def test_an_interpreter_is_asked_for_its_version(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_python(version) == str(folder / "python")
     assert find_python("3.99") is None
+
+
+def test_uv_installs_where_there_is_one(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    python = tmp_path / "environment" / "bin" / "python"
+    assert installer(python)[:3] == [str(python), "-m", "pip"]
+    (tmp_path / "uv").write_text("")
+    (tmp_path / "uv").chmod(0o755)
+    assert installer(python) == [str(tmp_path / "uv"), "pip", "install", "-q", "--python", str(python)]

@@ -3,8 +3,10 @@
 Each environment is a folder that is made once. One that cannot be had here (no such Python, nothing to install) is
 said to be so, and is no failure; a test that fails is one. Only Python 3.11 takes the pins of constraints.txt: the
 others are installed within the bounds of pyproject.toml. The lowest torch is the first that transformers 5 takes.
+Outside of Python 3.11 torch is that of PyPI, which does not start without CUDA's libraries: about 6 GB each. Where `uv`
+is on the path it installs, which takes a small part of pip's time and shares files between environments.
 
-    python tools/environments.py --only 3.10 tests/data
+    python tools/environments.py --only 3.10 --folder ~/environments -n 2 tests/data
 """
 
 from __future__ import annotations
@@ -74,6 +76,14 @@ def find_python(version: str) -> str | None:
     return None
 
 
+def installer(python: Path) -> list[str]:
+    """Return the words that install into an interpreter's environment: uv's where there is one, or pip's."""
+    uv = shutil.which("uv")
+    if uv is not None:
+        return [uv, "pip", "install", "-q", "--python", str(python)]
+    return [str(python), "-m", "pip", "install", "-q", "--no-compile", "--disable-pip-version-check"]
+
+
 def prepare(environment: Environment, folder: Path) -> str | None:
     """Install an environment; return why it cannot be had, or None."""
     python = folder / "bin" / "python"
@@ -85,10 +95,10 @@ def prepare(environment: Environment, folder: Path) -> str | None:
         return f"there is no Python {environment.python} here"
     subprocess.run([interpreter, "-m", "venv", folder], check=True)
     for words in environment.installs:
-        command = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *words]
+        command = [*installer(python), *words]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
-            lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+            lines = [line for line in done.stderr.splitlines() if line.strip().lower().startswith("error")]
             return f"it cannot be installed: {(lines or done.stderr.splitlines() or ['?'])[0]}"
     subprocess.run([python, "-m", "pip", "uninstall", "-q", "-y", "bayesify"], check=True)  # the source is tested
     (folder / READY).write_text(wanted)

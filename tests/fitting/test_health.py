@@ -14,6 +14,7 @@ import bayesify
 from bayesify import MAP, DeepEnsemble
 from bayesify.fitting import NonFiniteError
 from bayesify.fitting.health import Measured, _sign_test, warn_if_worse
+from bayesify.fitting.idle import Draws
 
 CLASSES = 3
 
@@ -350,3 +351,65 @@ def test_progress_bars_show_the_terms(capsys: pytest.CaptureFixture[str]):
     assert "map epoch 2/2" in shown
     _fit(bayesify.convert(_network(), MAP()), DataLoader(_data(), batch_size=4), epochs=2, progress=False)
     assert capsys.readouterr().err == ""
+
+
+# -- members that learned nothing -------------------------------------------------------------------------------
+
+
+def _three_classes(rows: int = 120) -> tuple[Tensor, Tensor]:
+    labels = torch.arange(rows) % CLASSES
+    return labels, 4 * torch.eye(CLASSES, dtype=torch.float64)[labels]
+
+
+def test_the_constant_answer_is_that_of_the_frequencies():
+    labels = torch.tensor([0] * 6 + [1] * 3 + [2])
+    draws, outputs = Draws(), torch.randn(2, 10, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for rows in (slice(0, 7), slice(7, 10)):  # the first batch has no third class
+        draws.add(bayesify.Categorical().double(), list(outputs[:, rows]), labels[rows])
+    nll, accuracy = draws._constant()
+    assert nll == pytest.approx(-(0.6 * math.log(0.6) + 0.3 * math.log(0.3) + 0.1 * math.log(0.1)), rel=1e-12)
+    assert accuracy == pytest.approx(0.6, rel=1e-12)
+    expected = nn.functional.cross_entropy(outputs.flatten(0, 1), labels.repeat(2), reduction="none").view(2, 10)
+    torch.testing.assert_close(draws.nll, expected.sum(1), rtol=1e-12, atol=0)
+    assert draws.right.tolist() == (outputs.argmax(-1) == labels).sum(1).tolist()
+
+
+def test_who_is_idle():
+    labels, sure = _three_classes()
+    generator = torch.Generator().manual_seed(0)
+    wrong = torch.rand(len(labels), generator=generator) < 0.3
+    overconfident = 50 * sure.where(~wrong[:, None], sure.roll(1, 1))  # 70 % right, NLL far above ln 3
+    noise, constant = torch.randn(sure.shape, generator=generator, dtype=sure.dtype), torch.zeros_like(sure)
+
+    def idle(*outputs: Tensor) -> list[int]:
+        draws = Draws()
+        draws.add(bayesify.Categorical().double(), outputs, labels)
+        return draws.idle()
+
+    assert idle(sure, noise, overconfident, constant) == [1, 3]
+    assert idle(noise, constant) == []  # labels that nobody knows
+    assert idle(constant) == []  # a single network is measured by its accuracy
+    draws = Draws()
+    draws.add(bayesify.Gaussian(), [sure.float(), noise.float()], sure.float())
+    assert draws.idle() == []
+
+
+class Dying(nn.Linear):
+    """A layer whose third start is one that no ReLU lives through."""
+
+    made = 0
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        Dying.made += 1
+        if Dying.made == 3:  # the first was the network's own
+            nn.init.constant_(self.bias, -100.0)
+
+
+def test_fit_warns_of_a_member_that_did_not_learn():
+    torch.manual_seed(0)
+    x = torch.randn(200, 4)
+    network = nn.Sequential(Dying(4, 8), nn.ReLU(), nn.Linear(8, CLASSES))
+    posterior = bayesify.convert(network, DeepEnsemble(members=3, lr=0.1))
+    with pytest.warns(UserWarning, match=r"Of 3 draws, counted from 0, draw 1 answers no better.*NLL alone is 1\.\d+"):
+        _fit(posterior, [(x, x[:, :CLASSES].argmax(1))], num_data=200, epochs=40, accuracy_tolerance=1.0)

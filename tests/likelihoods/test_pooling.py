@@ -1,5 +1,7 @@
 """Pooling: the power mean of draws, its limits, its fit, and the uncertainties that it leaves alone."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from scipy import optimize, special
 
 import bayesify
 from bayesify import Bernoulli, Categorical, DeepEnsemble
+from bayesify.likelihoods import pooling
 from bayesify.likelihoods.pooling import Pooled, fit_pooled, folds_of, pool
 from bayesify.likelihoods.prediction import Prediction
 
@@ -177,6 +180,35 @@ def test_temperatures_and_exponent_are_those_of_a_brute_force_search(pooling, te
         assert found.temperature[0] > 3 * found.temperature[1]  # what made them, 4 and .6
 
 
+def alike_with_wrong_labels(number=1000, seed=0):
+    """Two members that are nearly the same, and labels of which a tenth is random: a floor under p would help."""
+    generator = torch.Generator().manual_seed(seed)
+    truth = 6 * torch.randn(number, 4, dtype=F64, generator=generator)
+    logits = truth + 0.3 * torch.randn(2, number, 4, dtype=F64, generator=generator)
+    labels = torch.multinomial(truth.softmax(-1), 1, generator=generator)[:, 0]
+    wrong = torch.rand(number, generator=generator) < 0.1
+    return logits, labels.where(~wrong, torch.randint(4, (number,), generator=generator))
+
+
+def test_no_part_is_switched_off_by_its_temperature(monkeypatch):
+    logits, labels = alike_with_wrong_labels()
+    start = Pooled(torch.ones(()), 1.0)
+
+    def fitted(*, parts, draws=logits, temperatures="each"):
+        return fit_pooled(draws, labels, start=start, parts=parts, pooling="probs", temperatures=temperatures)
+
+    alone = torch.stack([fitted(parts=[0], draws=one[None], temperatures="one")[0].temperature for one in logits])
+    found, _, nll = fitted(parts=[0, 1])
+    apart = (found.temperature / alone).log()
+    assert float(apart.max() - apart.min()) <= 2 * math.log(2) + 0.01
+    assert nll < fitted(parts=[0, 1], temperatures="one")[2]
+    monkeypatch.setattr(pooling, "SPREAD", 50.0)  # what would be without the limit
+    free, _, less = fitted(parts=[0, 1])
+    apart = (free.temperature / alone).log()
+    assert float(apart.max() - apart.min()) > 1.3 * 2 * math.log(2)
+    assert less < nll
+
+
 def test_what_is_chosen_is_what_made_the_labels():
     logits, labels = sharp_and_vague(2000)
     likelihood = Categorical().double()
@@ -199,22 +231,27 @@ def test_the_simplest_stays_where_nothing_is_gained():
     assert likelihood.exponent == 1
 
 
-def test_few_examples_are_not_overfitted():
-    """Of ten members and forty examples, temperatures of each are worse on new data, and are not taken."""
+def test_few_examples_are_not_overfitted(monkeypatch):
+    """Of ten members and forty examples, free temperatures of each are worse on new data; limited ones are not."""
     torch.manual_seed(0)
     truth = torch.randn(4040, 3, dtype=F64)
     logits = truth + 0.5 * torch.randn(10, 4040, 3, dtype=F64)
     labels = torch.multinomial(truth.softmax(-1), 1)[:, 0]
     parts = list(range(10))
-    scores = {}
-    for temperatures in ("each", "auto"):
+
+    def calibrated(temperatures):
         likelihood = Categorical().double()
         likelihood.calibrate([(logits[:, :40], labels[:40])], parts=parts, temperatures=temperatures)
         way = Pooled(likelihood.temperature, likelihood.exponent)
-        scores[temperatures] = -way.log_prob(logits[:, 40:], labels[40:], torch.tensor(parts)).mean().item()
-        if temperatures == "auto":
-            assert likelihood.temperature.ndim == 0
-    assert scores["auto"] < scores["each"]
+        return way, -way.log_prob(logits[:, 40:], labels[40:], torch.tensor(parts)).mean().item()
+
+    chosen, auto = calibrated("auto")
+    assert chosen.temperature.ndim == 0
+    limited = calibrated("each")[1]
+    monkeypatch.setattr(pooling, "SPREAD", 50.0)
+    free = calibrated("each")[1]
+    assert auto < free
+    assert limited < free
 
 
 def test_examples_of_dense_outputs_stay_together():

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from bayesify._core.trees import split_batch, to_device
 from bayesify.fitting.backend import Engine
+from bayesify.fitting.idle import Draws
 from bayesify.laws import LossTerms, Posterior
 
 __all__ = [
@@ -118,11 +119,13 @@ class Measured:
         accuracy: The share of all positions that is right; None where the likelihood knows no such thing.
         right: For each example the share of its positions that is right.
         nll: For each example the mean -ln p of its positions.
+        draws: What each draw says alone.
     """
 
     accuracy: float | None
     right: Tensor
     nll: Tensor
+    draws: Draws = field(default_factory=Draws)
 
 
 @torch.no_grad()
@@ -133,6 +136,7 @@ def measure(posterior: Posterior, loader: Iterable[Any], *, original: bool, max_
     right: list[Tensor] = []
     nll: list[Tensor] = []
     counts: list[Tensor] = []
+    draws = Draws()
     for batch in islice(loader, max_batches):
         inputs, targets = posterior.split_batch(to_device(batch, device))
         if original:
@@ -140,6 +144,7 @@ def measure(posterior: Posterior, loader: Iterable[Any], *, original: bool, max_
         else:
             outputs = [posterior.evaluate(inputs, [key])[0] for key in posterior.keys(None, seed=0)[:8]]
         likelihood.check(outputs[0], targets)
+        draws.add(likelihood, outputs, targets)
         each = -likelihood.mixture_log_prob(outputs, targets)
         weight = likelihood.weight(targets)
         weight = torch.ones_like(each) if weight is None else weight.double()
@@ -155,7 +160,10 @@ def measure(posterior: Posterior, loader: Iterable[Any], *, original: bool, max_
     kept = count > 0
     share = torch.cat(right) if right else count * 0
     return Measured(
-        float(share.sum()) / total if right else None, (share / count)[kept].cpu(), (torch.cat(nll) / count)[kept].cpu()
+        float(share.sum()) / total if right else None,
+        (share / count)[kept].cpu(),
+        (torch.cat(nll) / count)[kept].cpu(),
+        draws,
     )
 
 

@@ -63,6 +63,8 @@ class Measurements:
             now = measure(self.posterior, self._sample, original=False, max_batches=self._most_batches)
         if now is None:
             return
+        if self.epochs:
+            now.draws.warn()
         advice = self.posterior.require_method().if_worse
         if now.accuracy is not None and history.accuracy_before is not None:
             history.accuracy_after = now.accuracy

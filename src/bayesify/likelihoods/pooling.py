@@ -33,6 +33,7 @@ LOWEST, HIGHEST = -4.0, 4.0  # of the logarithm of a temperature
 CROSS_VALIDATED = 2**19  # numbers of the draws' logits, at most: more examples do not change which way is best
 AT_ONCE = 2**22  # numbers at a time
 STEPS = 40
+SPREAD = math.log(2)  # how far a part's temperature may be from its own, beside what is common to all
 RULED_OUT = -1e30  # stands for -inf, whose slope in a temperature is no number
 
 
@@ -171,16 +172,48 @@ class _Way:
         best, _ = minimise(loss, LOWEST, HIGHEST, start=before, tolerance=tolerance)
         if self.exponent is not None and count == 1:
             return Pooled(torch.tensor(best, dtype=torch.float64).exp(), fixed)
-        logs = torch.full((count,) if self.each else (), best, dtype=torch.float64)
-        return _descended(logs, self.exponent, logits, labels, parts)
+        common = torch.tensor(best, dtype=torch.float64)
+        own = self._own(count, best, logits, labels, parts, fixed) if self.each else None
+        return _descended(common, own, self.exponent, logits, labels, parts)
+
+    @staticmethod
+    def _own(count: int, best: float, logits: Tensor, labels: Tensor, parts: Tensor, exponent: float) -> Tensor:
+        """Return the logarithm of the temperature that suits each part alone, (M,); the common one without draws."""
+        found = torch.full((count,), best, dtype=torch.float64)
+        for part in range(count):
+            some = logits[parts == part]
+            alone = torch.zeros(len(some), dtype=torch.long, device=logits.device)
+
+            def loss(log: float, some: Tensor = some, alone: Tensor = alone) -> float:
+                return _nll(Pooled(torch.tensor(log).double().exp(), exponent), some, labels, alone)
+
+            if len(some):
+                found[part] = minimise(loss, LOWEST, HIGHEST, start=best, tolerance=1e-3)[0]
+        return found
 
 
-def _descended(logs: Tensor, exponent: float | None, logits: Tensor, labels: Tensor, parts: Tensor) -> Pooled:
-    """Minimise the NLL in several numbers, by L-BFGS."""
+def _descended(
+    common: Tensor, own: Tensor | None, exponent: float | None, logits: Tensor, labels: Tensor, parts: Tensor
+) -> Pooled:
+    """Minimise the NLL in several numbers, by L-BFGS: an exponent, and a temperature or one of each part.
+
+    Those of parts are T_m = T t_m exp(d_m), t_m being what suits part m alone, and |d_m| at most ln 2. Without that
+    limit parts that are alike are torn apart: one is made uniform by a large temperature, as a floor under the other's
+    probabilities. That is a weight and no calibration, and two parts that agreed then disagree about every input, most
+    where they are sure.
+    """
     logits = logits.clamp_min(RULED_OUT)
-    logs = logs.to(logits.device).requires_grad_()
+    common = common.to(logits.device) if own is None else torch.zeros_like(common, device=logits.device)
+    common.requires_grad_()
+    apart = None if own is None else torch.zeros_like(own, device=logits.device).requires_grad_()
+
+    def logs() -> Tensor:
+        if own is None or apart is None:
+            return common.clamp(LOWEST, HIGHEST)
+        return (own.to(common) + common + SPREAD * apart.tanh()).clamp(LOWEST, HIGHEST)
+
     inner = torch.zeros((), dtype=torch.float64, device=logits.device, requires_grad=exponent is None)
-    known = [logs] if exponent is not None else [logs, inner]
+    known = [one for one in (common, apart, inner) if one is not None and one.requires_grad]
     optimizer = torch.optim.LBFGS(known, max_iter=STEPS, line_search_fn="strong_wolfe", tolerance_change=1e-10)
 
     def closure() -> float:
@@ -188,16 +221,15 @@ def _descended(logs: Tensor, exponent: float | None, logits: Tensor, labels: Ten
         total = 0.0
         for some in _in_chunks(logits):
             with torch.enable_grad():
-                # A temperature for a part without draws here stays; none leaves what can be represented.
                 value = inner.sigmoid().clamp(1e-3, 1.0) if exponent is None else exponent
-                found = -_log_prob(logs.clamp(LOWEST, HIGHEST), value, logits[:, some], labels[some], parts)
+                found = -_log_prob(logs(), value, logits[:, some], labels[some], parts)
                 loss = found.sum() / len(labels)
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
         return total
 
     optimizer.step(closure)  # type: ignore[no-untyped-call]
-    temperature = logs.detach().clamp(LOWEST, HIGHEST).exp()
+    temperature = logs().detach().exp()
     return Pooled(temperature, float(inner.detach().sigmoid().clamp(1e-3, 1.0)) if exponent is None else exponent)
 
 
