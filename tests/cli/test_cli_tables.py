@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import bayesify as library
-from bayesify.data import Parts, Records
+from bayesify.cli._files import Tally
+from bayesify.data import Parts, Records, Remark
 from bayesify.files import load
 from tests.cli.nets import unboxed
 
@@ -266,3 +267,14 @@ def test_a_path_that_is_none(bayesify, tmp_path):
     assert (code, "has no files.json: it was not made from files" in error) == (1, True)
     words = ("predict", "--posterior", tmp_path, "--data", tmp_path / "bad.csv", "--out", "a.txt")
     assert "must end in .csv or .jsonl or .parquet" in bayesify(*words)[2]
+
+
+def test_the_first_rows_are_told_in_order(capsys):
+    tally = Tally()
+    tally.add(Remark(row, "it is short") for row in range(40, 20, -2))
+    tally.add([Remark(3, "it is odd"), Remark(40, "again"), Remark(25, "it is long")])
+    tally.tell("could not be used")
+    head, *lines, more = capsys.readouterr().err.splitlines()
+    assert head == "12 row(s) could not be used:"
+    assert [int(line.split()[1][:-1]) for line in lines] == [3, 22, 24, 25, 26, 28, 30, 32, 34, 36]
+    assert more == "  and 2 more"

@@ -45,7 +45,7 @@ IMAGE_COLUMNS = ("file", "image", "path", "filename")
 
 @dataclass
 class Tally:
-    """Count remarks about rows, and keep the first ones."""
+    """Count remarks about rows, and keep those of the lowest numbers, in order: files are read in parts."""
 
     rows: set[int] = field(default_factory=set)
     first: list[Remark] = field(default_factory=list)
@@ -55,8 +55,7 @@ class Tally:
         for remark in remarks:
             if remark.row not in self.rows:
                 self.rows.add(remark.row)
-                if len(self.first) < SHOWN:
-                    self.first.append(remark)
+                self.first = sorted([*self.first, remark], key=lambda one: one.row)[:SHOWN]
 
     def tell(self, what: str) -> None:
         """Say how many rows there are, and about the first ones why, on stderr."""
