@@ -4,6 +4,9 @@ from collections.abc import Container, Iterable
 from typing import Any
 
 import pytest
+import torch
+
+TORCH = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 
 
 def slow_but(quick: Container[Any], values: Iterable[Any]) -> list[Any]:

@@ -22,7 +22,7 @@ def declare_torchvision_operators() -> None:
     spec = find_spec("torchvision")
     if spec is None or spec.origin is None or hasattr(torch.ops.torchvision, "nms"):
         return
-    for library in Path(spec.origin).parent.glob("_C.*"):
+    for library in Path(spec.origin).parent.glob("_C*.*"):
         try:
             torch.ops.load_library(library)
         except OSError:

@@ -278,3 +278,12 @@ def test_the_first_rows_are_told_in_order(capsys):
     assert head == "12 row(s) could not be used:"
     assert [int(line.split()[1][:-1]) for line in lines] == [3, 22, 24, 25, 26, 28, 30, 32, 34, 36]
     assert more == "  and 2 more"
+
+
+def test_an_error_has_a_line_of_its_own_beside_a_progress_bar(bayesify, path, tmp_path):
+    words = ("fit", "--data", path, "--label", "lable", "--method", "map", "--out", tmp_path / "no")
+    code, _, error = bayesify(*words)
+    assert code == 1
+    shown = error.replace("\r", "\n").splitlines()  # what a terminal has left of a line
+    (line,) = (line for line in shown if "There is no column 'lable'" in line)
+    assert line.startswith("bayesify fit: There")

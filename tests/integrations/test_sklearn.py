@@ -228,8 +228,9 @@ def test_held_out_examples_are_in_neither_fit_nor_choice():
     model = BayesClassifier(method=MAP(), hidden=(64,), epochs=60, lr=0.01, patience=None, val_fraction=0.5)
     model.fit(x, noise)
     own = 1 - model.predict_proba(x)[range(60), noise]
-    assert np.median(model.scores_) > np.median(own) + 0.1
-    assert model.posterior_.likelihood.temperature == 1  # fifteen examples are too few to calibrate on
+    # How often a score of the part held out is larger than one of all: half, if the part had been fitted too.
+    assert np.mean(np.array(model.scores_)[:, None] > own) > 0.6
+    assert model.posterior_.likelihood.temperature > 1  # the other held-out part says that nothing can be known
 
 
 # -- networks and methods --------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Pooling: the power mean of draws, its limits, its fit, and the uncertainties that it leaves alone."""
 
+import copy
 import math
 
 import numpy as np
@@ -207,6 +208,41 @@ def test_no_part_is_switched_off_by_its_temperature(monkeypatch):
     apart = (free.temperature / alone).log()
     assert float(apart.max() - apart.min()) > 1.3 * 2 * math.log(2)
     assert less < nll
+
+
+def vague(right, wrong):
+    """Logits of a network that is too unsure, with so many right and wrong answers, and the labels."""
+    labels = torch.arange(right + wrong) % 3
+    answers = torch.where(torch.arange(right + wrong) < right, labels, (labels + 1) % 3)
+    return 0.5 * torch.eye(3, dtype=F64)[answers][None], labels
+
+
+@pytest.mark.parametrize("likelihood", [Categorical(), Bernoulli(), bayesify.Ordinal(thresholds=[-1.0, 1.0])])
+@pytest.mark.parametrize("wrong", [0, 4, 5])
+def test_few_errors_do_not_lower_a_temperature(likelihood, wrong):
+    logits, labels = vague(100, wrong)
+    if isinstance(likelihood, Bernoulli):
+        logits, labels = 0.4 - 0.8 * (logits.argmax(-1) != 0).double(), (labels == 0).double()
+        logits[0, 100:] = 0.4 - 0.8 * labels[100:]  # wrong of this question too
+    elif isinstance(likelihood, bayesify.Ordinal):
+        logits = 1.5 * (logits.argmax(-1) - 1.0)
+    likelihood = copy.deepcopy(likelihood).double()
+    errors = int((~likelihood.from_samples(logits).correct(labels.long())).sum())
+    assert errors == wrong
+    before, after = likelihood.calibrate([(logits, labels)])
+    temperature = likelihood.temperature.item()
+    if wrong < 5:
+        assert (temperature, after) == (1.0, before)
+    else:
+        assert temperature < 0.9
+        assert after < before
+
+
+def test_one_sure_error_raises_a_temperature():
+    logits, labels = vague(30, 1)
+    likelihood = Categorical().double()
+    likelihood.calibrate([(20 * logits, labels)])
+    assert likelihood.temperature.item() > 1.5
 
 
 def test_what_is_chosen_is_what_made_the_labels():

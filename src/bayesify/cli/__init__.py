@@ -22,6 +22,8 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from tqdm import tqdm
+
 from bayesify.cli._output import JobError, UsageError, finite
 
 if TYPE_CHECKING:
@@ -57,12 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
-        print(f"{name}: interrupted", file=sys.stderr)
+        _say(f"{name}: interrupted")
         return 130
     except Exception as error:
         if command is not None and command.debug:
             raise
-        print(f"{name}: {_message(error)}", file=sys.stderr)
+        _say(f"{name}: {_message(error)}")
         return 2 if isinstance(error, UsageError) else 1
     return 1 if output.failed else 0
 
@@ -77,5 +79,10 @@ def _message(error: Exception) -> str:
     return f"{type(error).__name__}: {error} (--debug shows where)"
 
 
+def _say(text: str) -> None:
+    """Write a line to stderr, and not behind a progress bar that is still there."""
+    tqdm.write(text, file=sys.stderr)
+
+
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-    print(f"{category.__name__}: {message}", file=sys.stderr)
+    _say(f"{category.__name__}: {message}")

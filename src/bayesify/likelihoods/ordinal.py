@@ -14,7 +14,7 @@ from torch.nn import functional
 from bayesify._core.maths import IGNORED, at_least_float32, entropy, label_log_prob, minimise
 from bayesify.likelihoods.categorical import LITTLE, Categorical
 from bayesify.likelihoods.likelihood import Likelihood, Stream, variance_of
-from bayesify.likelihoods.pooling import Pooling, Temperatures
+from bayesify.likelihoods.pooling import ERRORS, Pooling, Temperatures
 from bayesify.likelihoods.prediction import ClassificationPrediction
 from bayesify.likelihoods.shapes import check_averaged, check_shapes, drop_one, has_wrong, own_factor
 from bayesify.likelihoods.softmax_integrals import line
@@ -175,7 +175,10 @@ class Ordinal(Likelihood):
         pooling: Pooling | float = "probs",
         temperatures: Temperatures = "one",
     ) -> tuple[float, float]:
-        """Fit the temperature T: minimise -mean ln (1/S) sum_s p_T(target | score s)."""
+        """Fit the temperature T: minimise -mean ln (1/S) sum_s p_T(target | score s).
+
+        With fewer than five wrong answers it is not lowered; see `fit_pooled`.
+        """
         del parts
         check_averaged(pooling, temperatures, what="an ordinal likelihood has one temperature")
         scores = torch.cat([drop_one(outputs, lead=2).flatten(1) for outputs, _ in batches], 1).double()
@@ -192,7 +195,9 @@ class Ordinal(Likelihood):
             return math.log(len(picked)) - picked.logsumexp(0).mean().item()
 
         start = math.log(self.temperature.item())
-        best, value = minimise(loss, -4.0, 4.0, start=start)
+        probs = torch.stack([self._log_probs(draw, self.temperature).exp() for draw in scores]).mean(0)
+        few = int((probs.argmax(-1) != labels).sum()) < ERRORS
+        best, value = minimise(loss, max(start, -4.0) if few else -4.0, 4.0, start=start)
         self.temperature.fill_(math.exp(best))
         return loss(start), value
 

@@ -14,6 +14,7 @@ from torch.nn import functional
 from bayesify._core.maths import minimise
 
 __all__ = [
+    "ERRORS",
     "Pooled",
     "Pooling",
     "PowerMean",
@@ -33,6 +34,7 @@ LOWEST, HIGHEST = -4.0, 4.0  # of the logarithm of a temperature
 CROSS_VALIDATED = 2**19  # numbers of the draws' logits, at most: more examples do not change which way is best
 AT_ONCE = 2**22  # numbers at a time
 STEPS = 40
+ERRORS = 5  # wrong answers, without which no temperature is lowered: right ones alone would drive it to zero
 SPREAD = math.log(2)  # how far a part's temperature may be from its own, beside what is common to all
 RULED_OUT = -1e30  # stands for -inf, whose slope in a temperature is no number
 
@@ -169,15 +171,18 @@ class _Way:
             return _nll(Pooled(torch.tensor(log).double().exp(), fixed), logits, labels, parts)
 
         before = float(start.temperature.double().log().mean())
-        best, _ = minimise(loss, LOWEST, HIGHEST, start=before, tolerance=tolerance)
+        lowest = _lowest(before, logits, labels)
+        best, _ = minimise(loss, lowest, HIGHEST, start=before, tolerance=tolerance)
         if self.exponent is not None and count == 1:
             return Pooled(torch.tensor(best, dtype=torch.float64).exp(), fixed)
         common = torch.tensor(best, dtype=torch.float64)
-        own = self._own(count, best, logits, labels, parts, fixed) if self.each else None
-        return _descended(common, own, self.exponent, logits, labels, parts)
+        own = self._own(count, best, logits, labels, parts, fixed, lowest) if self.each else None
+        return _descended(common, own, self.exponent, logits, labels, parts, lowest)
 
     @staticmethod
-    def _own(count: int, best: float, logits: Tensor, labels: Tensor, parts: Tensor, exponent: float) -> Tensor:
+    def _own(
+        count: int, best: float, logits: Tensor, labels: Tensor, parts: Tensor, exponent: float, lowest: float
+    ) -> Tensor:
         """Return the logarithm of the temperature that suits each part alone, (M,); the common one without draws."""
         found = torch.full((count,), best, dtype=torch.float64)
         for part in range(count):
@@ -188,12 +193,27 @@ class _Way:
                 return _nll(Pooled(torch.tensor(log).double().exp(), exponent), some, labels, alone)
 
             if len(some):
-                found[part] = minimise(loss, LOWEST, HIGHEST, start=best, tolerance=1e-3)[0]
+                found[part] = minimise(loss, lowest, HIGHEST, start=best, tolerance=1e-3)[0]
         return found
 
 
+def _lowest(before: float, logits: Tensor, labels: Tensor) -> float:
+    """Return the least logarithm of a temperature: what there is now, where there are too few errors to go below."""
+    wrong = sum(
+        int((functional.softmax(logits[:, some], -1).mean(0).argmax(-1) != labels[some]).sum())
+        for some in _in_chunks(logits)
+    )
+    return LOWEST if wrong >= ERRORS else max(LOWEST, before)
+
+
 def _descended(
-    common: Tensor, own: Tensor | None, exponent: float | None, logits: Tensor, labels: Tensor, parts: Tensor
+    common: Tensor,
+    own: Tensor | None,
+    exponent: float | None,
+    logits: Tensor,
+    labels: Tensor,
+    parts: Tensor,
+    lowest: float,
 ) -> Pooled:
     """Minimise the NLL in several numbers, by L-BFGS: an exponent, and a temperature or one of each part.
 
@@ -209,8 +229,8 @@ def _descended(
 
     def logs() -> Tensor:
         if own is None or apart is None:
-            return common.clamp(LOWEST, HIGHEST)
-        return (own.to(common) + common + SPREAD * apart.tanh()).clamp(LOWEST, HIGHEST)
+            return common.clamp(lowest, HIGHEST)
+        return (own.to(common) + common + SPREAD * apart.tanh()).clamp(lowest, HIGHEST)
 
     inner = torch.zeros((), dtype=torch.float64, device=logits.device, requires_grad=exponent is None)
     known = [one for one in (common, apart, inner) if one is not None and one.requires_grad]
@@ -260,7 +280,8 @@ def fit_pooled(
 
     Where several families are possible ("auto"), each is fitted on four fifths of the examples and scored on the last,
     five times; the best is taken where it beats the simplest by more than a standard error of their difference, else
-    the simplest.
+    the simplest. With fewer than five wrong answers no temperature falls below what there is now: of right answers
+    alone the likelihood has no maximum, and of a few wrong ones a wild one.
 
     Args:
         logits: Of the draws, (S, N, C).
