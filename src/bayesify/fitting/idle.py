@@ -20,9 +20,9 @@ class Draws:
     """What each draw says alone of labels, beside the constant answer that suits them best.
 
     The best constant answer is the classes' frequencies f: its NLL is their entropy -sum_c f_c ln f_c, its accuracy
-    max_c f_c. A draw is idle if its NLL is not below that and its accuracy is not above it by three standard errors:
-    an overconfident one has the former alone. Whether others do better tells a bad member from labels that cannot be
-    known.
+    max_c f_c. A draw is idle if its NLL is not below that and its accuracy is not above it by three standard errors
+    (an overconfident one has the former alone), while the best draw's is above both by as much: else labels cannot be
+    known, or there are too few to tell.
 
     Example:
         >>> from bayesify import Categorical
@@ -58,10 +58,10 @@ class Draws:
             return []
         nll, accuracy = self._constant()
         margin = ERRORS * math.sqrt(max(accuracy * (1 - accuracy), 1 / count) / count)
-        knows = (self.nll / count < nll) | (self.right / count > accuracy + margin)
-        if not bool((self.right / count > accuracy + margin).any()):
-            return []
-        return [index for index, one in enumerate(knows.tolist()) if not one]
+        right = self.right / count
+        knows = (self.nll / count < nll) | (right > accuracy + margin)
+        behind = (right.max() > accuracy + margin) & (right < right.max() - margin)
+        return (~knows & behind).nonzero()[:, 0].tolist()
 
     def warn(self) -> None:
         """Warn of idle draws."""

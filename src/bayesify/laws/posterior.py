@@ -18,7 +18,7 @@ from bayesify.laws.modal_network import Draw, ModalNetwork
 from bayesify.laws.passes import Refusal, ShapeError
 from bayesify.laws.tensors import tensor_of
 from bayesify.likelihoods import Likelihood, as_likelihood
-from bayesify.likelihoods.likelihood import is_called
+from bayesify.likelihoods.naming import is_called
 
 if TYPE_CHECKING:
     from bayesify.choosing import Choice

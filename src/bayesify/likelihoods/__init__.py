@@ -5,7 +5,8 @@ from bayesify.likelihoods.categorical import Categorical
 from bayesify.likelihoods.count_prediction import CountPrediction
 from bayesify.likelihoods.custom import Custom
 from bayesify.likelihoods.gaussian import Gaussian
-from bayesify.likelihoods.likelihood import Likelihood, Stream, as_likelihood, likelihood_from_dict
+from bayesify.likelihoods.likelihood import Likelihood, Stream
+from bayesify.likelihoods.naming import as_likelihood, likelihood_from_dict
 from bayesify.likelihoods.negative_binomial import NegativeBinomial
 from bayesify.likelihoods.ordinal import Ordinal
 from bayesify.likelihoods.poisson import Poisson

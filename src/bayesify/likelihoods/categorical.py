@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from bayesify._core.maths import at_least_float32, entropy, label_log_prob
-from bayesify.likelihoods.likelihood import Likelihood, Stream
+from bayesify.likelihoods.categorical_stream import CategoricalStream
+from bayesify.likelihoods.likelihood import Likelihood
 from bayesify.likelihoods.pooling import (
     Pooled,
     Pooling,
-    PowerMean,
     Temperatures,
     check_pooling,
     fit_pooled,
@@ -232,9 +232,9 @@ class Categorical(Likelihood):
         """Return logits divided by the temperature of a part."""
         return logits / (self.temperature if self.temperature.ndim == 0 else self.temperature[part])
 
-    def stream(self, *, keep_samples: bool = False) -> _CategoricalStream:
+    def stream(self, *, keep_samples: bool = False) -> CategoricalStream:
         """Return a collector of draws."""
-        return _CategoricalStream(self, keep_samples)
+        return CategoricalStream(self, keep_samples)
 
     def integrate(
         self, mean: Tensor, variance: Tensor | None, covariance: Tensor | None, *, part: int = 0
@@ -351,76 +351,3 @@ def _centred(covariance: Tensor) -> Tensor:
     """Return the covariance of logits after their mean over classes is taken off, which softmax does not see."""
     covariance = covariance - covariance.mean(-1, keepdim=True)
     return covariance - covariance.mean(-2, keepdim=True)
-
-
-class _CategoricalStream(Stream):
-    def __init__(self, likelihood: Categorical, keep_samples: bool) -> None:
-        self.likelihood = likelihood
-        self.samples: list[Tensor] | None = [] if keep_samples else None
-        self.count = 0
-        self.views: dict[int, tuple[Tensor, int]] = {}  # ln of sums of probabilities, and of how many draws
-        self.pooled = None if likelihood.exponent == 1 else PowerMean(likelihood.exponent)
-
-    def add(self, outputs: Tensor, *, part: int = 0, view: int = 0) -> None:
-        logits = self.likelihood.classes_last(outputs, lead=2)
-        energy = -logits.logsumexp(-1).sum(0)
-        logits = self.likelihood.tempered(logits, part)
-        log_probs = functional.log_softmax(logits, dim=-1)
-        probs = log_probs.exp()
-        logits = logits - logits.mean(-1, keepdim=True)
-        log_sum = log_probs.logsumexp(0)
-        entropies = entropy(log_probs, probs).sum(0)
-        squares = (probs**2).sum((0, -1))
-        winners = log_probs.max(-1).indices.movedim(0, -1)  # a third faster than argmax on a processor
-        votes = torch.zeros_like(log_sum).scatter_add_(-1, winners, torch.ones_like(winners, dtype=log_sum.dtype))
-        number = outputs.shape[0]
-        mean = logits.mean(0)
-        spread = ((logits - mean) ** 2).sum(0)
-        if self.samples is not None:
-            self.samples.append(probs)
-        if self.pooled is not None:
-            self.pooled.add(log_probs)
-        known = self.views.get(view)
-        self.views[view] = (
-            (log_sum, number) if known is None else (torch.logaddexp(known[0], log_sum), known[1] + number)
-        )
-        if self.count == 0:
-            self.entropies, self.squares, self.votes, self.energy = entropies, squares, votes, energy
-            self.mean, self.spread = mean, spread
-        else:
-            self.entropies = self.entropies + entropies
-            self.squares = self.squares + squares
-            self.votes = self.votes + votes
-            self.energy = self.energy + energy
-            # Chan's update of mean and sum of squared deviations, exact for groups of any size.
-            step = mean - self.mean
-            total = self.count + number
-            self.mean = self.mean + step * (number / total)
-            self.spread = self.spread + spread + step**2 * (self.count * number / total)
-        self.count += number
-
-    def result(self) -> ClassificationPrediction:
-        count = self.count
-        sums = [total for total, _ in self.views.values()]
-        log_probs = (sums[0] if len(sums) == 1 else torch.stack(sums).logsumexp(0)) - math.log(count)
-        aleatoric, total = self.entropies / count, entropy(log_probs)
-        made = ClassificationPrediction(
-            log_probs=log_probs,
-            aleatoric=aleatoric,
-            epistemic=(total - aleatoric).clamp_min(0),
-            variation_ratio=1 - self.votes.amax(-1) / count,
-            model_variance=(self.squares / count - (log_probs.exp() ** 2).sum(-1)).clamp_min(0),
-            logits_mean=self.mean,
-            logits_variance=self.spread / count,
-            view_epistemic=(total - self._within()).clamp_min(0) if len(sums) > 1 else None,
-            samples=None if self.samples is None else torch.cat(self.samples),
-            energy=self.energy / count,
-        )
-        if self.pooled is None:
-            return made
-        return made.repooled(*self.pooled.result(), self.likelihood.exponent)
-
-    def _within(self) -> Tensor:
-        """Return the mean entropy of the views' averages."""
-        each = [number * entropy(total - math.log(number)) for total, number in self.views.values()]
-        return torch.stack(each).sum(0) / self.count

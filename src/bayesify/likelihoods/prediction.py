@@ -6,165 +6,19 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bayesify._core.deprecation import warn_renamed
 from bayesify._core.maths import IGNORED, as_double, entropy, gaussian_log_prob, label_log_prob
-from bayesify.likelihoods.display import Displayed
+from bayesify.likelihoods.base_prediction import Prediction, average, spread, stacked
 from bayesify.likelihoods.pooling import normalised
 
 __all__ = ["ClassificationPrediction", "FeaturePrediction", "Prediction", "RegressionPrediction"]
 
 SCORES = ("total", "aleatoric", "epistemic", "variation_ratio", "model_variance", "msp")
-
-
-@dataclass(frozen=True, repr=False)
-class Prediction(Displayed):
-    """What every prediction can do: be counted, indexed, joined, moved, shown, and give scores.
-
-    Where the outputs are NaN, every score is.
-
-    Attributes:
-        unit: What uncertainties are shown in, see `deviation`.
-        answers: The names of what a program that was exported returns.
-    """
-
-    unit: ClassVar[str] = ""
-    answers: ClassVar[tuple[str, ...]] = ()
-
-    def __len__(self) -> int:
-        """Return the number of examples."""
-        return self._fields()[0][1].shape[0]
-
-    def __getitem__(self, rows: Any) -> Prediction:
-        """Take some of the examples, by a slice, a mask or a tensor of positions."""
-        if isinstance(rows, int):
-            if not -len(self) <= rows < len(self):  # also what ends a loop over the examples
-                raise IndexError(f"There is no example {rows}: there are {len(self)}.")
-            rows = slice(rows, rows + 1 or None)
-        return self._map(lambda name, t: t[:, rows] if name == "samples" else t[rows])
-
-    def cpu(self) -> Prediction:
-        """Return the prediction in main memory."""
-        return self._map(lambda _, t: t.cpu())
-
-    def to(self, device: torch.device | str) -> Prediction:
-        """Return the prediction on a device."""
-        return self._map(lambda _, t: t.to(device))
-
-    @classmethod
-    def join(cls, parts: Sequence[Prediction]) -> Prediction:
-        """Put predictions of successive batches together."""
-        if not parts:
-            raise ValueError("There is no prediction to join: the list is empty.")
-        first = parts[0]
-        if len(parts) == 1:
-            return first
-        if len({(type(part), getattr(part, "exponent", 1.0)) for part in parts}) > 1:
-            raise ValueError("Predictions of another kind, or whose draws were pooled differently, cannot be joined.")
-        joined = {
-            name: torch.cat([getattr(part, name) for part in parts], dim=1 if name == "samples" else 0)
-            for name, _ in first._fields()
-        }
-        return dataclasses.replace(first, **joined)
-
-    def score(self, name: str | None = None) -> Tensor:
-        """Return a score per example, higher = more suspicious: one of `scores`; None takes the first, "total".
-
-        Features have no total uncertainty, and "epistemic" is the first of theirs.
-        """
-        name = self.scores[0] if name is None else name
-        if name == "max_probability" and "msp" in self.scores:
-            warn_renamed('score("max_probability")', 'score("msp")')
-            name = "msp"
-        if name not in self.scores:
-            raise ValueError(f"There is no score {name!r} here; there are {list(self.scores)}.")
-        return torch.as_tensor(getattr(self, name))
-
-    @property
-    def scores(self) -> tuple[str, ...]:
-        """Return the names of the scores that this prediction has; each kind of prediction says its own."""
-        raise NotImplementedError
-
-    # -- against targets --------------------------------------------------------------------------------------------
-
-    def log_prob(self, targets: Tensor) -> Tensor:
-        """Return ln p(target) of every example and position under this prediction, (B, ...), in float64.
-
-        Positions that do not count have zeros; see `counted`.
-        """
-        del targets
-        raise ValueError(f"There is no likelihood of a {type(self).__name__}.")
-
-    def correct(self, targets: Tensor) -> Tensor | None:
-        """Return where the answer is right, (B, ...); None for predictions that are not right or wrong."""
-        del targets
-        return None
-
-    def counted(self, targets: Tensor) -> Tensor:
-        """Return which positions count, (B, ...)."""
-        del targets
-        return torch.ones_like(self.score("epistemic"), dtype=torch.bool)
-
-    # -- each kind its own ------------------------------------------------------------------------------------------
-
-    @property
-    def classes(self) -> int | None:
-        """Return the number of classes; None for predictions of anything else."""
-        return None
-
-    @property
-    def output_variance(self) -> Tensor:
-        """Return how much the network's outputs vary, one number for each example and position, (B, ...)."""
-        return self.score("epistemic")
-
-    def deviation(self, name: str) -> Tensor:
-        """Return a score in the unit that it is shown in, which is `unit`."""
-        return self.score(name)
-
-    @staticmethod
-    def mixture(parts: Sequence[Prediction], weights: Sequence[float], *, views: bool = False) -> Prediction:
-        """Return the prediction of a mixture, sum_k w_k p_k, of predictions of the same inputs.
-
-        Args:
-            parts: Predictions of one kind.
-            weights: Their shares, which add up to one.
-            views: Whether the parts are views of the inputs, and their disagreement is `view_epistemic`.
-
-        Example:
-            >>> one, zero = torch.ones(1), torch.zeros(1)
-            >>> parts = [RegressionPrediction(zero, one, zero), RegressionPrediction(4 * one, one, zero)]
-            >>> mixed = Prediction.mixture(parts, [0.5, 0.5])
-            >>> mixed.mean, mixed.epistemic
-            (tensor([2.]), tensor([4.]))
-        """
-        if len({type(part) for part in parts}) > 1:
-            raise TypeError(f"There is no mixture of {[type(part).__name__ for part in parts]}.")
-        if len(parts) == 1:
-            return parts[0]
-        mixed = parts[0]._mixed(parts, weights)
-        return dataclasses.replace(mixed, view_epistemic=mixed._between(parts, weights)) if views else mixed  # type: ignore[call-arg]
-
-    def _between(self, parts: Sequence[Prediction], weights: Sequence[float]) -> Tensor:
-        """Return what the parts of this mixture disagree about: part of `epistemic`."""
-        raise TypeError(f"There is no mixture of {[type(part).__name__ for part in parts]}.")
-
-    def _mixed(self, parts: Sequence[Prediction], weights: Sequence[float]) -> Prediction:
-        raise TypeError(f"There is no mixture of {[type(part).__name__ for part in parts]}.")
-
-    def divergence(self, other: Any) -> Tensor:
-        """Return KL(self || other) of two predictive distributions for each example and position, in nats."""
-        raise ValueError(f"There is no divergence of a {type(self).__name__} from a {type(other).__name__}.")
-
-    def _fields(self) -> list[tuple[str, Tensor]]:
-        pairs = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
-        return [(name, value) for name, value in pairs if isinstance(value, Tensor)]
-
-    def _map(self, function: Any) -> Prediction:
-        return dataclasses.replace(self, **{name: function(name, t) for name, t in self._fields()})
 
 
 @dataclass(frozen=True, repr=False)
@@ -319,35 +173,35 @@ class ClassificationPrediction(Prediction):
         each = torch.stack([_average_of(part) for part in parts])
         known = all(getattr(part, "logits_variance", None) is not None for part in parts)
         has_energy = all("energy" in part.scores for part in parts)
-        means = _stacked(parts, "logits_mean") if known else each
+        means = stacked(parts, "logits_mean") if known else each
         shares = each.new_tensor(weights).log().view(-1, *(1,) * (each.ndim - 1))
         averaged, probs = (each + shares).logsumexp(0), each.exp()
-        total, aleatoric = entropy(averaged), _average(_stacked(parts, "aleatoric"), weights)
+        total, aleatoric = entropy(averaged), average(stacked(parts, "aleatoric"), weights)
         epistemic = (total - aleatoric).clamp_min(0)
-        votes = _average(_votes(probs, _stacked(parts, "variation_ratio")), weights)
-        between = _spread(probs, weights).sum(-1)
+        votes = average(_votes(probs, stacked(parts, "variation_ratio")), weights)
+        between = spread(probs, weights).sum(-1)
         mixed = ClassificationPrediction(
             log_probs=averaged,
             aleatoric=total - epistemic,
             epistemic=epistemic,
             variation_ratio=(1 - votes.amax(-1)).clamp_min(0),
-            model_variance=_average(_stacked(parts, "model_variance"), weights) + between,
-            logits_mean=_average(means, weights) if known else None,
-            logits_variance=_average(_stacked(parts, "logits_variance"), weights) + _spread(means, weights)
+            model_variance=average(stacked(parts, "model_variance"), weights) + between,
+            logits_mean=average(means, weights) if known else None,
+            logits_variance=average(stacked(parts, "logits_variance"), weights) + spread(means, weights)
             if known
             else None,
-            energy=_average(_stacked(parts, "energy"), weights) if has_energy else None,
+            energy=average(stacked(parts, "energy"), weights) if has_energy else None,
         )
         return mixed if self.exponent == 1 else mixed._pooled(parts, weights, self.exponent)
 
     def _pooled(self, parts: Sequence[Prediction], weights: Sequence[float], a: float) -> ClassificationPrediction:
         """Return the average with the parts' power mean, (sum_k w_k E_k[p^a])^(1/a), in its place."""
-        inside = _stacked(parts, "log_probs") + _stacked(parts, "normaliser")[..., None]
+        inside = stacked(parts, "log_probs") + stacked(parts, "normaliser")[..., None]
         if a:
             shares = inside.new_tensor(weights).log().view(-1, *(1,) * (inside.ndim - 1))
             found = (a * inside + shares).logsumexp(0) / a
         else:
-            found = _average(inside, weights)
+            found = average(inside, weights)
         return self.repooled(*normalised(found), a)
 
     def repooled(self, log_probs: Tensor, normaliser: Tensor, exponent: float) -> ClassificationPrediction:
@@ -357,7 +211,7 @@ class ClassificationPrediction(Prediction):
         )
 
     def _between(self, parts: Sequence[Prediction], weights: Sequence[float]) -> Tensor:
-        inner = _average(torch.stack([entropy(_average_of(part)) for part in parts]), weights)
+        inner = average(torch.stack([entropy(_average_of(part)) for part in parts]), weights)
         return (self.total - inner).clamp_min(0)
 
     def divergence(self, other: ClassificationPrediction) -> Tensor:
@@ -456,19 +310,19 @@ class RegressionPrediction(Prediction):
         return self.score(name).sqrt()
 
     def _mixed(self, parts: Sequence[Prediction], weights: Sequence[float]) -> RegressionPrediction:
-        means, aleatoric, own = (_stacked(parts, name) for name in ("mean", "aleatoric", "epistemic"))
+        means, aleatoric, own = (stacked(parts, name) for name in ("mean", "aleatoric", "epistemic"))
         return dataclasses.replace(
             self,
-            mean=_average(means, weights),
-            aleatoric=_average(aleatoric, weights),
-            epistemic=_average(own, weights) + _spread(means, weights),
+            mean=average(means, weights),
+            aleatoric=average(aleatoric, weights),
+            epistemic=average(own, weights) + spread(means, weights),
             samples=None,
             predictor=None,
             view_epistemic=None,
         )
 
     def _between(self, parts: Sequence[Prediction], weights: Sequence[float]) -> Tensor:
-        return _spread(_stacked(parts, "mean"), weights)
+        return spread(stacked(parts, "mean"), weights)
 
     def divergence(self, other: RegressionPrediction) -> Tensor:
         """Return KL(N(mean, variance) || the other's), (B, ...)."""
@@ -507,19 +361,6 @@ def _average_of(part: Any) -> Tensor:
     """Return ln of the average of a part's draws."""
     found: Tensor = part.log_probs if part.averaged is None else part.averaged
     return found
-
-
-def _stacked(parts: Sequence[Prediction], name: str) -> Tensor:
-    return torch.stack([getattr(part, name) for part in parts])
-
-
-def _average(values: Tensor, weights: Sequence[float]) -> Tensor:
-    found: Tensor = torch.tensordot(values.new_tensor(weights), values, 1)
-    return found
-
-
-def _spread(values: Tensor, weights: Sequence[float]) -> Tensor:
-    return _average((values - _average(values, weights)).square(), weights)
 
 
 def _votes(probs: Tensor, ratio: Tensor) -> Tensor:
