@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from bayesify import ABNN, Gaussian, Streamlined, check, convert
-from bayesify.evaluation.checking import _advice, _rank_correlation
+from bayesify import ABNN, BayesAdapter, Gaussian, Streamlined, check, convert, predict
+from bayesify.evaluation.checking import _advice, _interval, _rank_correlation
 from tests.prediction.linearised.networks import NETWORKS, gaussian, randn
 
 X = randn(40, 4)
@@ -58,6 +58,41 @@ def test_rank_correlation_and_advice():
     assert "Do not trust how='moments'" in _advice("moments", 1.0, 0.3, 0.95)
     assert "how='sampling'" in _advice("linearised", 1.0, 0.3, 0.95)
     assert "factor of 10" in _advice("moments", 0.1, 0.95, 0.95)
+    assert "epistemic uncertainty is 0.3 times theirs" in _advice("streamlined", 1.0, 0.95, 0.95, 0.3)
+    assert "Trust how='streamlined'" in _advice("streamlined", 1.0, 0.95, 0.95, 1.1)
+
+
+def test_interval_of_a_rank_correlation():
+    """It holds the correlation of many pairs nearly as often as it says, of normals whose correlation is known."""
+    generator = torch.Generator().manual_seed(0)
+    pearson, number = 0.8, 60
+    spearman = 6 / torch.pi * torch.asin(torch.tensor(pearson / 2)).item()
+    held = 0
+    for _ in range(400):
+        one, other = torch.randn(2, number, generator=generator, dtype=torch.float64)
+        low, high = _interval(_rank_correlation(one, pearson * one + (1 - pearson**2) ** 0.5 * other), number)
+        held += low < spearman < high
+    assert 0.92 < held / 400 < 0.98
+    assert _interval(1.0, 50) is None
+    assert _interval(0.5, 3) is None
+
+
+def test_a_sketch_says_how_far_it_is_off():
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        *(nn.Conv2d(3, 12, 3), nn.ReLU(), nn.Conv2d(12, 12, 3), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 3)),
+    )
+    posterior = convert(network, BayesAdapter(start_std=(0.02, 0.02)))
+    images = torch.randn(12, 3, 8, 8)
+    found = check(posterior, [images[:6], images[6:]], num_draws=8)
+    rough, exact = (predict(posterior, images, how=Streamlined(sketch=number)).output_variance for number in (1, 0))
+    assert found.sketch_error == pytest.approx((rough / exact - 1).abs().median().item(), rel=1e-3)
+    assert f"variances within {found.sketch_error:.1%}" in str(found)
+    low, high = found.rank_interval
+    assert low < found.rank_correlation < high
+    assert f"({low:.3f} to {high:.3f}; two halves" in str(found)
+    assert check(posterior, [images], how=Streamlined(sketch=0), num_draws=4).sketch_error is None
 
 
 def test_refusals():

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -16,7 +17,15 @@ from bayesify._core.modes import evaluation_mode
 from bayesify._core.trees import inputs_of, to_device
 from bayesify.laws import Posterior, require_posterior
 from bayesify.likelihoods.prediction import Prediction
-from bayesify.prediction import Predictor, Views, as_predictor, posterior_device, predict
+from bayesify.prediction import (
+    Linearised,
+    Predictor,
+    Streamlined,
+    Views,
+    as_predictor,
+    posterior_device,
+    predict,
+)
 
 __all__ = ["Check", "check"]
 
@@ -38,6 +47,10 @@ class Check:
         cost: Its time over that of a plain pass.
         sampling_cost: Monte Carlo's.
         advice: What to do.
+        rank_interval: Where the rank correlation of many such examples lies, with 95 % confidence.
+        median_epistemic_ratio: The median over examples of the epistemic uncertainty over Monte Carlo's.
+        sketch_error: How far variances are from those without a sketch (`Streamlined(sketch=0)`), relative, the median
+            over examples; None without a sketch.
     """
 
     how: str
@@ -52,16 +65,25 @@ class Check:
     cost: float
     sampling_cost: float
     advice: str
+    rank_interval: tuple[float, float] | None = None
+    median_epistemic_ratio: float | None = None
+    sketch_error: float | None = None
 
     def __str__(self) -> str:
         """Show everything in a few lines."""
         nll = "no targets" if self.nll_difference is None else f"{self.nll_difference:+.4f} nats"
+        low, high = self.rank_interval or (self.rank_correlation, self.rank_correlation)
+        interval = "" if self.rank_interval is None else f"{low:.3f} to {high:.3f}; "
+        median = "" if self.median_epistemic_ratio is None else f" (median example: {self.median_epistemic_ratio:.3f})"
+        sketch = [] if self.sketch_error is None else [f"  sketch            variances within {self.sketch_error:.1%}"]
         return "\n".join(
             [
                 f"{self.predictor}, against {self.draws} draws on {self.examples} examples",
                 f"  variance ratio    {self.variance_ratio:.3f}",
-                f"  rank correlation  {self.rank_correlation:.3f} (two halves of the draws: {self.noise_ceiling:.3f})",
-                f"  epistemic ratio   {self.epistemic_ratio:.3f}",
+                f"  rank correlation  {self.rank_correlation:.3f} ({interval}two halves of the draws: "
+                f"{self.noise_ceiling:.3f})",
+                f"  epistemic ratio   {self.epistemic_ratio:.3f}{median}",
+                *sketch,
                 f"  NLL difference    {nll}",
                 f"  cost              {self.cost:.1f} plain passes (draws: {self.sampling_cost:.1f})",
                 self.advice,
@@ -113,6 +135,8 @@ def check(
     device = posterior_device(posterior)
     halves: list[list[Prediction]] = [[], []]
     fast: list[Prediction] = []
+    whole: list[Tensor] = []
+    unsketched = _unsketched(predictor)
     seconds = {"plain": 0.0, "fast": 0.0, "draws": 0.0}
     scores: list[tuple[float, float, float]] = []
     for batch in islice(loader, max_batches):
@@ -130,6 +154,9 @@ def check(
         end = time.perf_counter()
         for name, taken in zip(seconds, (plain - began, done - plain, end - done), strict=True):
             seconds[name] += taken
+        if unsketched is not None and "backward pass" in str(getattr(fast[-1], "predictor", "")):
+            exact = predict(posterior, inputs, how=unsketched, views=views, variance_scale=variance_scale)
+            whole.append(exact.output_variance.flatten().double())
         for half, prediction in zip(halves, drawn, strict=True):
             half.append(prediction)
         if batch is not inputs and (targets := _targets(posterior, batch)) is not None:
@@ -147,7 +174,10 @@ def check(
     ratio = float(own.sum() / drawn_spread.sum().clamp_min(torch.finfo(own.dtype).tiny))
     rank = _rank_correlation(own, drawn_spread)
     ceiling = _rank_correlation(one, two)
-    epistemic = found.score("epistemic").sum() / ((first.score("epistemic") + second.score("epistemic")) / 2).sum()
+    known, drawn_known = found.score("epistemic"), (first.score("epistemic") + second.score("epistemic")) / 2
+    epistemic = known.sum() / drawn_known.sum()
+    some = drawn_known > 0
+    median = float((known[some] / drawn_known[some]).median()) if bool(some.any()) else None
     total = sum(count for _, _, count in scores)
     difference = sum(nll - other for nll, other, _ in scores) / total if total else None
     name = predictor.name if predictor == as_predictor(predictor.name) else repr(predictor)
@@ -163,8 +193,35 @@ def check(
         nll_difference=difference,
         cost=seconds["fast"] / max(seconds["plain"], 1e-9),
         sampling_cost=seconds["draws"] / max(seconds["plain"], 1e-9),
-        advice=_advice(name, ratio, rank, ceiling),
+        advice=_advice(name, ratio, rank, ceiling, median),
+        rank_interval=_interval(rank, len(own)),
+        median_epistemic_ratio=median,
+        sketch_error=_relative_error(own, torch.cat(whole)) if whole else None,
     )
+
+
+def _unsketched(predictor: Predictor) -> Predictor | None:
+    """Return the same predictor without a sketch, if it has one."""
+    if isinstance(predictor, Streamlined | Linearised) and predictor.sketch:
+        return replace(predictor, sketch=0)
+    return None
+
+
+def _relative_error(found: Tensor, exact: Tensor) -> float:
+    some = exact > 0
+    return float((found[some] / exact[some] - 1).abs().median()) if bool(some.any()) else 0.0
+
+
+def _interval(rank: float, number: int) -> tuple[float, float] | None:
+    """Return a 95 % interval of Spearman's correlation, by Fisher's z with Bonett and Wright's variance.
+
+    >>> [round(end, 3) for end in _interval(0.8, 128)]
+    [0.717, 0.861]
+    """
+    if number < 4 or abs(rank) >= 1:
+        return None
+    z, spread = math.atanh(rank), 1.96 * math.sqrt((1 + rank**2 / 2) / (number - 3))
+    return math.tanh(z - spread), math.tanh(z + spread)
 
 
 def _targets(posterior: Posterior, batch: Any) -> Tensor | None:
@@ -194,9 +251,15 @@ def _ranks(x: Tensor) -> Tensor:
     return ranks[inverse]
 
 
-def _advice(how: str, ratio: float, rank: float, ceiling: float) -> str:
+def _advice(how: str, ratio: float, rank: float, ceiling: float, epistemic: float | None = None) -> str:
     if ratio == 0:
         return "No output has any variance, so there is nothing to compare; posterior.learned may say why."
+    if rank >= 0.9 * ceiling and 0.8 <= ratio <= 1.25 and epistemic is not None and not 0.8 <= epistemic <= 1.25:
+        return (
+            f"how={how!r} orders the examples as draws do, with variances of the right size, but its epistemic "
+            f"uncertainty is {epistemic:.2g} times theirs: the outputs are no Gaussians around the mean's here. "
+            "Compare it with itself alone, or use how='sampling'."
+        )
     if rank >= 0.9 * ceiling and 0.8 <= ratio <= 1.25:
         return f"Trust how={how!r} here: it orders the examples as draws do, with variances of the right size."
     if rank >= 0.9 * ceiling:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from bayesify._core.random import Key
-from bayesify.laws.law import Law, check_count, register_law
+from bayesify.laws.law import Component, Law, check_count, register_law
+from bayesify.laws.low_rank import leading, low_rank_component
 from bayesify.laws.mapped import mapped_tensor
 from bayesify.laws.passes import Pass, Patch, Refusal
 from bayesify.laws.stacking import Stack, Stacking
@@ -229,6 +230,22 @@ class BankLaw(Law):
         """Return samples as stacked tensors, without a copy where they are at equal distances."""
         weights = _take(self.samples, [self.row_of(key) for key in keys])
         return {**self.codec.split(weights.to(self._dtype()))}
+
+    @torch.no_grad()
+    def components(self, trace: Trace | None = None) -> list[Component] | Refusal:
+        """Return one Gaussian with the moments of the samples, of a hundred at equal distances where there are more."""
+        del trace
+        rows = self.rows
+        if not rows:
+            return Refusal(
+                "There are no samples yet, and so no variances of weights. bayesify.fit(posterior, loader) runs the "
+                "chains; until then how='sampling' is the network as it is."
+            )
+        step = max(1.0, len(rows) / MOST_DRAWS)
+        some = _take(self.samples, [rows[int(index * step)] for index in range(int(len(rows) / step))])
+        mean = self.average()
+        columns, left = leading((some.to(self._dtype()) - mean) / len(some) ** 0.5)
+        return [low_rank_component(self.codec, mean, left, columns)]
 
     def _row(self, row: int) -> Tensor:
         return self.samples[row].to(self._dtype())

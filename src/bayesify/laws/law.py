@@ -206,9 +206,8 @@ class Law(nn.Module):
         """Return the law as a mixture of Gaussians, for predictors without draws."""
         del trace
         return Refusal(
-            f"{self.described()} has samples of weights, or weights made by a network, and no Gaussians that can be "
-            "carried through a network, so its predictions need draws: use how='sampling'. Samples of weights have "
-            "means and variances that can be carried: distill(sample_bank(posterior, 100), 'swag', latent=0)."
+            f"{self.described()} has no Gaussians that can be carried through a network, so its predictions need "
+            "draws: use how='sampling'. Samples of weights have: sample_bank(posterior, 100) is a posterior of them."
         )
 
     # -- learning -----------------------------------------------------------------------------------------------
@@ -412,6 +411,8 @@ class Component:
         noisy: The places with noise.
         place: Makes a patch of the random tensors by name, where they do not simply take the places of the network's.
         rotated: Which of the random tensors have correlated entries, and how; all others are independent.
+        columns: Directions (K, *tensor) in which all random tensors move together, w = mean + std z + sum_k u_k
+            columns_k with one standard normal u_k for all of them; for every random tensor, or none.
         dense: The only random layer, where it comes last, with its whole covariance.
         weight: The component's share of the mixture, in proportion to the others'.
         part: Which part of a mixture it is of, as the first number of a draw's path says.
@@ -423,6 +424,7 @@ class Component:
     noisy: tuple[NoisySite, ...] = ()
     place: Place | None = None
     rotated: tuple[Rotated, ...] = ()
+    columns: dict[str, Tensor] = field(default_factory=dict)
     dense: Dense | None = None
     weight: float = 1.0
     part: int = 0
@@ -449,7 +451,8 @@ class Component:
         """Return the component with some tensors' variances multiplied by numbers."""
         variances = {name: v * scales.get(name, 1.0) for name, v in self.variances.items()}
         rotated = tuple(one.scaled(scales.get(one.weight, 1.0)) for one in self.rotated)
-        return replace(self, variances=variances, rotated=rotated)
+        columns = {name: column * scales.get(name, 1.0) ** 0.5 for name, column in self.columns.items()}
+        return replace(self, variances=variances, rotated=rotated, columns=columns)
 
     @cached_property
     def rotations(self) -> dict[str, Rotated]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from bayesify._core.random import Key, keyed_rows
 from bayesify.laws.law import Component, Rescaling
+from bayesify.laws.low_rank import low_rank_component
 from bayesify.laws.noise_scale import ScaledNoise
 from bayesify.laws.passes import Refusal
 from bayesify.laws.trace import Trace
@@ -120,11 +121,11 @@ class LowRankLaw(ScaledNoise, VectorLaw):
         return drawn
 
     def components(self, trace: Trace | None = None) -> list[Component] | Refusal:
-        """Return one component, where weights are independent."""
+        """Return one component, with the deviations as directions that all weights share."""
         del trace
-        if self.rank:
-            return Refusal(
-                f"This SWAG posterior has weights that are correlated through {self.rank} deviations, and only draws "
-                "know of that. Use how='sampling', or the diagonal alone: SWAG(rank=0)."
-            )
-        return [Component(self.codec.split(self.average), self.codec.split(self.variance() * self.width() ** 2))]
+        if not self.rank:
+            return [Component(self.codec.split(self.average), self.codec.split(self.variance() * self.width() ** 2))]
+        scale = self.width() / 2**0.5
+        columns = (self.snapshots - 1).clamp(max=self.rank)  # as many as were collected
+        shared = self.deviations * (scale / (columns - 1).clamp_min(1).to(self.average.dtype).sqrt())
+        return [low_rank_component(self.codec, self.average, self.variance() * scale**2, shared)]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bayesify._core.random import Key, generator_for, keyed_numbers, shuffled
 from bayesify.laws.law import Component, Law, Rescaling, check_count, register_law
+from bayesify.laws.low_rank import leading, low_rank_component
 from bayesify.laws.passes import Pass, Patch, Refusal
 from bayesify.laws.stacking import Stack
 from bayesify.laws.tensors import Codec, batch_norms
@@ -197,15 +198,37 @@ class GeneratorLaw(VectorLaw):
     @torch.no_grad()
     def centre(self) -> Tensor:
         """Return the mean of the weights, (D,): the last layer at the mean of its inputs over 4,096 fixed draws."""
-        *layers, last = self.generator
+        with torch.autocast(self.residual_std.device.type, enabled=False):
+            weights: Tensor = self.generator[-1](self._hidden().mean(0))
+        return weights
+
+    def _hidden(self) -> Tensor:
+        """Return the inputs of the last layer for fixed draws, (4096, H)."""
         like = self.residual_std
         hidden = keyed_numbers(Key(0), "centre", [4096, self.latent], like).to(like.dtype)
         hidden = hidden - hidden.mean(0)
         with torch.autocast(like.device.type, enabled=False):
-            for layer in layers:
+            for layer in list(self.generator)[:-1]:
                 hidden = layer(hidden)
-            weights: Tensor = last(hidden.mean(0))
-        return weights
+        return hidden
+
+    @torch.no_grad()
+    def components(self, trace: Trace | None = None) -> list[Component] | Refusal:
+        """Return one Gaussian with the weights' moments: the last layer is linear in hidden numbers of some covariance.
+
+        That of the hidden numbers is over 4,096 fixed draws; without hidden layers it is exact.
+        """
+        del trace
+        last = self.generator[-1]
+        assert isinstance(last, nn.Linear)
+        hidden = self._hidden() if self.hidden else None
+        if hidden is None:
+            columns = last.weight.mT
+        else:
+            values, vectors = torch.linalg.eigh((hidden - hidden.mean(0)).mT.double().cov(correction=0))
+            columns = (vectors * values.clamp_min(0).sqrt()).mT.to(last.weight.dtype) @ last.weight.mT
+        columns, left = leading(columns)
+        return [low_rank_component(self.codec, self.centre(), left + self.residual_std.square(), columns)]
 
     def described(self) -> str:
         """Return what the law is called in sentences."""

@@ -67,6 +67,15 @@ class ExampleGradients(ABC):
         weights = variance.reshape(-1)
         return torch.cat([part.weight().square_().flatten(1) @ weights for part in self._parts()])
 
+    def projected(self, variance: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """Return sum_p v_p G_bp^2, (B,), and the products of G_b with columns (K, *weight), (B, K)."""
+        weights, directions, squares, products = variance.reshape(-1), columns.flatten(1), [], []
+        for part in self._parts():
+            gradient = part.weight().flatten(1)
+            products.append(gradient @ directions.mT)
+            squares.append(gradient.square_() @ weights)
+        return torch.cat(squares), torch.cat(products)
+
     def summed_squares(self, *others: ExampleGradients) -> Tensor:
         """Return sum_b G_b^2, (*weight), where G_b is the sum of this call's and the others'."""
         total: Tensor | None = None

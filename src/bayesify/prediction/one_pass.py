@@ -79,7 +79,8 @@ class OnePass:
         self.plan: Plan | None = None
         self.others: dict[frozenset[tuple[str, float]], OnePass] = {}
         carried = [one for one in found if one.dense is None]
-        self.way: Way = self._choose(predictor, carried[0], inputs, trace) if carried else "moments"
+        first = next((one for one in carried if one.columns), carried[0] if carried else None)
+        self.way: Way = "moments" if first is None else self._choose(predictor, first, inputs, trace)
         self.passes = self._forward_passes()
 
     @property
@@ -124,8 +125,9 @@ class OnePass:
             return _CLOSED_FORM
         found = _WORDS[self.covariance if self.way == "moments" else self.way]
         if self.way == "principal" and self.directions > 1:
-            return found.replace("one backward pass for", f"{self.directions} backward passes for")
-        return found
+            found = found.replace("one backward pass for", f"{self.directions} backward passes for")
+        shared = [next(iter(one.columns.values())).shape[0] for one in self.components if one.columns]
+        return f"{found}, with {max(shared)} directions that all weights share" if shared else found
 
     # -- the engine -------------------------------------------------------------------------------------------------
 
@@ -148,11 +150,16 @@ class OnePass:
         number gives the size of all logits' covariance.
         """
         engine = predictor.engine if isinstance(predictor, Streamlined) else "linearised"
+        if component.columns and (engine == "moments" or self.covariance != "none"):
+            raise ValueError(
+                "Weights move together here, along directions that all layers share, and variances that are carried "
+                "forward know nothing of that. Use how='streamlined' or how='linearised'."
+            )
         if engine == "moments" or self.covariance != "none":
             return "moments"
         if trace.failure is not None:
             self.posterior.reference(inputs)  # if it is the inputs that are wrong, the network says so
-            if engine == "auto":
+            if engine == "auto" and not component.columns:
                 return "moments"
             raise ValueError(
                 f"A dry run of the network on copies of one row failed ({trace.failure}), so that it is unknown where "
@@ -177,9 +184,9 @@ class OnePass:
                 "Streamlined(engine='principal') is for classifiers whose logits come from a last nn.Linear, and so "
                 "are several directions. Use how='streamlined' or how='linearised'."
             )
-        if engine != "auto":
+        if engine != "auto" or component.columns:
             self.plan = make_plan(posterior, component, inputs)
-            return "margin" if engine == "margin" else "principal"
+            return best if engine == "auto" else "margin" if engine == "margin" else "principal"
         with suppress(ValueError):  # a network that no backward pass can be planned for
             self.plan = make_plan(posterior, component, inputs)
         if single and self.plan is not None and self.plan.positions and not self.plan.looped:

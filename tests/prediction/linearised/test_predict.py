@@ -135,9 +135,6 @@ def test_swag_diagonal():
 
 
 def test_refusals():
-    swag = spread(convert(mlp(), SWAG(rank=2)))
-    with pytest.raises(ValueError, match="correlated through 2 deviations"):
-        predict(swag, X, how="linearised")
     posterior = convert(mlp(), MCDropout())
     for options, message in [
         ({"keep_samples": True}, "has no draws to keep"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,8 @@ class Ledger:
 
     A random tensor w with variances s^2 adds sum_p s_p^2 (d out_b / d w_p)^2 to example b. The derivative is a sum over
     all places where w is used. A tensor that is used once is squared at once; the derivatives of one that is used
-    several times are kept until all of them are there.
+    several times are kept until all of them are there. Directions that all tensors share add sum_k (d out_b / d u_k)^2,
+    where the derivative by u_k is a sum over all tensors.
 
     Args:
         rows: The number of examples.
@@ -48,6 +49,7 @@ class Ledger:
         known: Factors of variances, which all passes of a plan share.
         signs: How many vectors of random signs stand for a layer's input channels; 0 adds up all of them.
         sketches: What was made of them, likewise shared.
+        columns: Directions (K, *tensor) that all random tensors share, by the tensors' names.
     """
 
     def __init__(
@@ -59,10 +61,12 @@ class Ledger:
         *,
         signs: int = 0,
         sketches: dict[tuple[Part, int], Sketch] | None = None,
+        columns: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.known = {} if known is None else known
         self.signs = signs
         self.sketches = {} if sketches is None else sketches
+        self.columns = {} if columns is None else columns
         self.rows = rows
         self.batches = batches
         self.anchor = like.new_zeros(()).requires_grad_()
@@ -75,6 +79,7 @@ class Ledger:
     def clear(self, like: Tensor) -> None:
         """Begin a new backward pass, whose result has the type of a tensor."""
         self.total = torch.zeros(self.rows, dtype=like.dtype, device=like.device)
+        self.along: Tensor | None = None  # (B, K)
         self.gradients: dict[Part, tuple[Tensor, Tensor]] = {}
 
     # -- forward ------------------------------------------------------------------------------------------------
@@ -123,6 +128,16 @@ class Ledger:
                 self.sketches[part, self.signs] = found
         return found
 
+    def columns_of(self, part: Part) -> Tensor | None:
+        """Return the shared directions of a part, (K, *part): the part of them that it is of its variances."""
+        if part[0] not in self.columns:
+            return None
+        _, offset, shape, stride = part
+        whole = self.columns[part[0]].flatten(1)
+        whole = whole if whole.stride(1) == 1 else whole.contiguous()
+        size = (whole.shape[0], *shape)
+        return whole.as_strided(size, (whole.stride(0), *stride), whole.storage_offset() + offset)
+
     # -- backward -----------------------------------------------------------------------------------------------
 
     def once(self, part: Part) -> bool:
@@ -133,21 +148,31 @@ class Ledger:
         """Add what a part causes, (B,)."""
         self.total += squares
 
+    def add_along(self, products: Tensor) -> None:
+        """Add a part's derivatives along the shared directions, (B, K)."""
+        self.along = products if self.along is None else self.along + products
+
     def add_gradient(self, part: Part, gradient: Tensor, variance: Tensor) -> None:
         """Add the derivative by a part in one of its places, (B, *part)."""
         if self.once(part):
-            self.add(gradient.square().flatten(1) @ variance.reshape(-1))
+            self._square(part, gradient.clone(), variance)
         elif part in self.gradients:
             self.gradients[part][0].add_(gradient)
         else:
             self.gradients[part] = (gradient.clone(), variance)
 
-    def settle(self) -> Tensor:
-        """Square what was kept, and return the sum."""
-        for gradient, variance in self.gradients.values():
-            self.add(gradient.square_().flatten(1) @ variance.reshape(-1))
+    def settle(self) -> tuple[Tensor, Tensor | None]:
+        """Square what was kept, and return the sum, and the derivatives along shared directions."""
+        for part, (gradient, variance) in self.gradients.items():
+            self._square(part, gradient, variance)
         self.gradients = {}
-        return self.total
+        return self.total, self.along
+
+    def _square(self, part: Part, gradient: Tensor, variance: Tensor) -> None:
+        columns = self.columns_of(part)
+        if columns is not None:
+            self.add_along(gradient.flatten(1) @ columns.flatten(1).mT)
+        self.add(gradient.square_().flatten(1) @ variance.reshape(-1))
 
 
 def _overlap(one: Part, other: Part) -> bool:

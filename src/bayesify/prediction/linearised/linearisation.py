@@ -116,7 +116,13 @@ class LinearisedPass:
     def __init__(self, posterior: Posterior, component: Component, plan: Plan, inputs: Any, *, signs: int = 0) -> None:
         self.posterior, self.component, self.plan, self.inputs = posterior, component, plan, inputs
         self.ledger = Ledger(
-            batch_rows(inputs), plan.batches, _like(posterior), plan.factors, signs=signs, sketches=plan.sketches
+            batch_rows(inputs),
+            plan.batches,
+            _like(posterior),
+            plan.factors,
+            signs=signs,
+            sketches=plan.sketches,
+            columns=component.columns,
         )
         with torch.enable_grad(), _random_tensors(posterior, component, self.ledger, plan.looped, plan.sites):
             self._outputs = posterior.read(call(posterior.network, inputs))
@@ -136,14 +142,19 @@ class LinearisedPass:
                 torch.autograd.grad(self._outputs, anchor, cotangent, retain_graph=not last, allow_unused=True)
             except CheckpointError:
                 refuse("A layer", "where its random weights or noise are no longer in place")
-        total = self.ledger.settle()
+        total, along = self.ledger.settle()
         if self.plan.looped:
-            total = total + self._looped(cotangent)
-        return total
+            more, products = self._looped(cotangent)
+            total = total + more
+            along = products if along is None else along + products
+        return total if along is None else total + along.square().sum(1)
 
-    def _looped(self, cotangent: Tensor) -> Tensor:
-        """Take the derivatives by tensors that are used in a way without a formula, one example after the other."""
-        posterior, component, found = self.posterior, self.component, []
+    def _looped(self, cotangent: Tensor) -> tuple[Tensor, Tensor]:
+        """Take the derivatives by tensors that are used in a way without a formula, one example after the other.
+
+        Returns what they cause by themselves, (B,), and the derivatives along shared directions, (B, K).
+        """
+        posterior, component, found, products = self.posterior, self.component, [], []
         leaves = {name: component.means[name].clone().requires_grad_() for name in sorted(self.plan.looped)}
         means = replace(component, means={**component.means, **leaves})
         for row in range(self.ledger.rows):
@@ -156,7 +167,13 @@ class LinearisedPass:
                 output = posterior.read(call(posterior.network, one))[0]
             gradients = torch.autograd.grad(output, list(leaves.values()), cotangent[row], materialize_grads=True)
             found.append(_caused(component, dict(zip(leaves, gradients, strict=True))))
-        return torch.stack(found).to(cotangent.dtype)
+            along = [
+                component.columns[name].flatten(1) @ gradient.flatten()
+                for name, gradient in zip(leaves, gradients, strict=True)
+                if name in component.columns
+            ]
+            products.append(sum(along, cotangent.new_zeros(along[0].shape if along else 0)))
+        return torch.stack(found).to(cotangent.dtype), torch.stack(products).to(cotangent.dtype)
 
 
 def _caused(component: Component, gradients: dict[str, Tensor]) -> Tensor:
@@ -200,6 +217,8 @@ def _random_tensors(
 
 def _random(component: Component, name: str, ledger: Ledger) -> RandomWeight:
     mean, variance, rotated = component.means[name], component.variances[name], component.rotations.get(name)
+    if component.columns:  # views of it are taken of the columns as well, by where they begin
+        variance = variance.clone(memory_format=torch.contiguous_format)
     if rotated is None:
         return RandomWeight.make(mean, variance, ledger, name)
     return RotatedWeight.turn(mean, variance, ledger, name, rotated)

@@ -119,7 +119,7 @@ def principal_variances(found: LinearisedPass, component: Component, head: Head,
         own, along = _own(component, head, random, direction)
         rests.append((whole - along).clamp_min(0))
         shapes.append(((direction @ centred).square() * size).sum(-1))
-    scale = sum(rests) / sum(shapes).clamp_min(torch.finfo(own.dtype).tiny)
+    scale = torch.stack(rests).sum(0) / torch.stack(shapes).sum(0).clamp_min(torch.finfo(own.dtype).tiny)
     spread = scale[:, None] * (size @ centred.square().mT)
     if number > 1:
         for direction, rest, shape in zip(chosen, rests, shapes, strict=True):

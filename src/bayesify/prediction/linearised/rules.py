@@ -110,6 +110,10 @@ class LayerCall(Call):
             part, variance = self.random_weight.part, self.random_weight.variance
             if not self.ledger.once(part):
                 self.ledger.add_gradient(part, found.weight(), variance)
+            elif (columns := self.ledger.columns_of(part)) is not None:
+                squares, products = found.projected(variance, columns)
+                self.ledger.add(squares)
+                self.ledger.add_along(products)
             else:
                 self.ledger.add(self.squares(found, self.random_weight))
 
