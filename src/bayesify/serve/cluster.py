@@ -100,7 +100,7 @@ class Cluster:
         serve = require("ray.serve", extra="serve", purpose="the service")
         wanted = self.deployment
         environment = {"OMP_NUM_THREADS": str(wanted.threads), "OMP_WAIT_POLICY": "passive"}
-        options: dict[str, Any] = {"address": wanted.address, "namespace": APP, "log_to_driver": False}
+        options: dict[str, Any] = {"address": wanted.address or "local", "namespace": APP, "log_to_driver": False}
         if wanted.address is None:  # its processes are this one's children, and have its environment
             os.environ.update(environment)
             options |= {"num_cpus": wanted.replicas, "include_dashboard": False, "object_store_memory": 100 * 2**20}
