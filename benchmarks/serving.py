@@ -1,8 +1,10 @@
 """`bayesify serve` under load, on this machine's loopback: CIFAR-10, ResNet-20, two replicas.
 
 `BAYESIFY_DATA=... python -m benchmarks.serving --work FOLDER latency overload kill soak` makes three guards once (the
-plain network, and BayesAdapter's noise in one streamlined pass and in 20 draws), starts the service for each in turn,
-and asks it with images of the test set as JSON. Everything is bounded in count and in time.
+plain network, and BayesAdapter's noise in one streamlined pass and in 20 draws), starts the service for each,
+and asks them in turn, with images of the test set as JSON. Everything is bounded in count and in time.
+
+With `--server uvicorn` it is one process of the application, without Ray; with `--server litserve` it is LitServe.
 
 - latency: 1, 8 and 64 clients, each of whom asks again when it is answered. Seconds of this machine are as busy as the
   machine, so that beside requests a second and percentiles there are the processor's seconds of all processes of the
@@ -24,9 +26,10 @@ import statistics
 import subprocess
 import sys
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +41,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from bayesify.decide import Guard
+from bayesify.serve import Limits, Service, application
 from experiments.data import load
 from experiments.networks import cifar_inputs, pretrained
 from experiments.records import ROOT, Records
@@ -50,6 +54,7 @@ GUARDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "streamlined": ("bayes-adapter", {"how": "streamlined"}),
     "draws": ("bayes-adapter", {"how": "sampling", "num_draws": 20}),
 }
+BATCHES = "batches.txt"  # in which LitServe's workers note what they decided together
 SEEN, IMAGES = 1200, 64  # validation images of a guard; images that are asked about
 
 
@@ -79,14 +84,18 @@ class Running:
     Attributes:
         process: Of the command.
         url: Where it answers.
+        ray: Whether it is on Ray Serve.
     """
 
     process: psutil.Process
     url: str
+    ray: bool = True
 
     def processes(self) -> dict[str, list[psutil.Process]]:
         """Return the processes that requests go through, by what they do."""
         found: dict[str, list[psutil.Process]] = {"replica": [], "proxy": [], "watch": []}
+        if not self.ray:
+            return {"replica": [self.process, *self.process.children(recursive=True)]}
         for one in self.process.children(recursive=True):
             try:
                 title = " ".join(one.cmdline())
@@ -131,6 +140,51 @@ def served(work: Path, name: str, port: int, timeout: float) -> Iterator[Running
         finally:
             process.send_signal(signal.SIGTERM)
             process.communicate(timeout=180)
+
+
+@contextmanager
+def alone(work: Path, name: str, port: int, timeout: float, server: str) -> Iterator[Running]:
+    """Start a guard on LitServe, or the application in one process of uvicorn, and stop it."""
+    module = {"litserve": ["benchmarks.litserver"], "uvicorn": ["benchmarks.serving", "one"]}[server]
+    command = [
+        sys.executable,
+        "-m",
+        *module,
+        "--work",
+        str(work / name),
+        "--port",
+        str(port),
+        "--timeout",
+        str(timeout),
+    ]
+    began, url = time.perf_counter(), f"http://127.0.0.1:{port}"
+    (work / name / BATCHES).unlink(missing_ok=True)
+    with subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
+        while True:
+            try:
+                with urllib.request.urlopen(f"{url}/health", timeout=30) as answer:
+                    if answer.status == 200:
+                        break
+            except OSError:
+                time.sleep(0.5)
+        print(f"{name} on {server}: ready after {time.perf_counter() - began:.1f} s", flush=True)
+        try:
+            yield Running(psutil.Process(process.pid), url, ray=False)
+        finally:
+            family = psutil.Process(process.pid).children(recursive=True)
+            process.send_signal(signal.SIGINT)
+            for one in psutil.wait_procs([psutil.Process(process.pid), *family], timeout=30)[1]:
+                one.kill()
+            if server == "litserve":
+                print("batches:", sorted(Counter((work / name / BATCHES).read_text().split()).items()), flush=True)
+
+
+def serve_one(folder: Path, port: int, timeout: float) -> None:
+    """Serve a guard in this process."""
+    import uvicorn
+
+    service = Service(Guard.load(folder, resnet20()), limits=Limits(timeout=timeout))
+    uvicorn.run(application(service), host="127.0.0.1", port=port, log_level="error")
 
 
 # -- clients ----------------------------------------------------------------------------------------------------------
@@ -253,17 +307,21 @@ def counted(number: int, seconds: float) -> Callable[[], bool]:
 # -- the parts --------------------------------------------------------------------------------------------------------
 
 
-def latency(running: Running, clients: Clients, requests: dict[int, int], seconds: float) -> dict[str, Any]:
-    """Measure 1, 8 and 64 clients."""
-    asyncio.run(clients.closed(running.url, 4, counted(8, seconds)))  # connections
-    found = {}
+def latency(
+    running: dict[str, Running], clients: dict[str, Clients], requests: dict[int, int], seconds: float
+) -> dict[str, dict[str, Any]]:
+    """Measure 1, 8 and 64 clients of each guard, in turn."""
+    for name, one in running.items():
+        asyncio.run(clients[name].closed(one.url, 2, counted(4, seconds)))  # connections
+    found: dict[str, dict[str, Any]] = {name: {} for name in running}
     for number, count in requests.items():
-        before = running.seconds()
-        tally = asyncio.run(clients.closed(running.url, number, counted(count, seconds)))
-        used = running.seconds() - before
-        own = {"service CPU ms per request": round(1e3 * used / max(1, len(tally.seconds)), 2)}
-        found[f"{number} clients"] = {**tally.measures(), **own}
-        print(number, json.dumps(found[f"{number} clients"]), flush=True)
+        for name, one in running.items():
+            before = one.seconds()
+            tally = asyncio.run(clients[name].closed(one.url, number, counted(count, seconds)))
+            used = 1e3 * (one.seconds() - before) / max(1, len(tally.seconds))
+            measures = {**tally.measures(), "service CPU ms per request": round(used, 2)}
+            found[name][f"{number} clients"] = measures
+            print(name, number, json.dumps(measures), flush=True)
     return found
 
 
@@ -340,6 +398,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", default=["latency"], help="latency, overload, kill, soak")
     parser.add_argument("--work", type=Path, required=True, help="folder of the guards")
     parser.add_argument("--guards", nargs="*", default=list(GUARDS), help="of the latency")
+    parser.add_argument("--server", choices=["ray", "uvicorn", "litserve"], default="ray", help="uvicorn: one process")
     parser.add_argument("--requests", type=int, nargs=3, default=[100, 400, 1600], help="of 1, 8 and 64 clients")
     parser.add_argument("--seconds", type=float, default=60.0, help="at most, for each measurement")
     parser.add_argument("--timeout", type=float, default=2.0, help="of the service")
@@ -348,6 +407,9 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8200)
     asked = parser.parse_args()
     torch.set_num_threads(1)
+    if asked.parts == ["one"]:
+        serve_one(asked.work, asked.port, asked.timeout)
+        return
     asked.work.mkdir(parents=True, exist_ok=True)
     make_guards(asked.work)
     settings = {"benchmark": "serving", "replicas": 2, "timeout": asked.timeout}
@@ -359,23 +421,29 @@ def main() -> None:
 
     if "latency" in asked.parts:
         requests = dict(zip((1, 8, 64), asked.requests, strict=True))
-        for name in asked.guards:
-            began = time.perf_counter()
-            clients = Clients(Guard.load(asked.work / name, resnet20()))
-            with served(asked.work, name, asked.port, asked.timeout) as running:
-                keep(f"latency, {name}", latency(running, clients, requests, asked.seconds), began, requests=requests)
+        began = time.perf_counter()
+        clients = {name: Clients(Guard.load(asked.work / name, resnet20())) for name in asked.guards}
+        with ExitStack() as stack:
+            running = {}
+            for port, name in enumerate(asked.guards, asked.port):
+                options = (asked.work, name, port, asked.timeout)
+                one = served(*options) if asked.server == "ray" else alone(*options, asked.server)
+                running[name] = stack.enter_context(one)
+            for name, found in latency(running, clients, requests, asked.seconds).items():
+                keep(f"latency, {name}, {asked.server}", found, began, requests=requests, server=asked.server)
     rest = [part for part in ("overload", "kill", "soak") if part in asked.parts]
     if rest:
-        clients = Clients(Guard.load(asked.work / "plain", resnet20()))
-        with served(asked.work, "plain", asked.port, asked.timeout) as running:
+        asking = Clients(Guard.load(asked.work / "plain", resnet20()))
+        options = (asked.work, "plain", asked.port, asked.timeout)
+        with served(*options) if asked.server == "ray" else alone(*options, asked.server) as service:
             for part in rest:
                 began = time.perf_counter()
                 if part == "soak":
-                    found = soak(running, clients, asked.minutes, asked.rate)
-                    keep(part, found, began, minutes=asked.minutes, rate=asked.rate)
+                    found = soak(service, asking, asked.minutes, asked.rate)
+                    keep(part, found, began, minutes=asked.minutes, rate=asked.rate, server=asked.server)
                 else:
-                    found = (overload if part == "overload" else kill)(running, clients, asked.seconds)
-                    keep(part, found, began, seconds=asked.seconds)
+                    found = (overload if part == "overload" else kill)(service, asking, asked.seconds)
+                    keep(part, found, began, seconds=asked.seconds, server=asked.server)
 
 
 if __name__ == "__main__":

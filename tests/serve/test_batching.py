@@ -72,7 +72,7 @@ def test_rows_count_and_a_large_request_is_a_batch_of_its_own():
 def test_who_would_be_late_is_refused_with_the_seconds_to_wait():
     async def run():
         gate, clock = Gate(), Clock()
-        batcher = Batcher(gate, max_rows=8, timeout=10.0, clock=clock)
+        batcher = Batcher(gate, max_rows=8, timeout=16.0, clock=clock)
         batcher.note(rows=2, seconds=2.0)  # a second for a row
         first = asyncio.create_task(batcher(0, rows=5))  # idle: let in
         await begun(gate)

@@ -111,10 +111,10 @@ class Service:
             probs: Whether the probabilities of all classes are wanted.
         """
         began = time.monotonic()
-        if self.stopping:
-            raise OverloadError(1.0)
-        if self.pace.wait > SHARE * self.limits.timeout:
-            raise OverloadError(self.pace.wait)
+        wait = 1.0 if self.stopping else self.pace.wait
+        if self.stopping or wait > SHARE * self.limits.timeout:
+            await self.content(body, length)
+            raise OverloadError(wait)
         if self._reporting is None:
             self._reporting = asyncio.get_running_loop().create_task(self._keep_reporting())
         self.pace.enter()
@@ -131,7 +131,7 @@ class Service:
     async def _predict(
         self, began: float, body: AsyncIterator[bytes], kind: str, length: int | None, *, probs: bool
     ) -> Decided:
-        content = await self._content(body, length)
+        content = await self.content(body, length)
         work = asyncio.get_running_loop().run_in_executor(
             self._reading, lambda: self.reader(content, kind, probs=probs)
         )
@@ -140,7 +140,12 @@ class Service:
         found: Decided = await self.batcher(request, rows=len(request), seconds=left)
         return found
 
-    async def _content(self, body: AsyncIterator[bytes], length: int | None) -> bytes:
+    async def content(self, body: AsyncIterator[bytes], length: int | None) -> bytes:
+        """Return the body of a request.
+
+        That of a refused request is read too: a server that answers before it has read resets the connection, and the
+        answer is lost.
+        """
         most = self.limits.max_bytes
         if length is not None and length > most:
             raise RequestError(413, f"The body has {length:,} bytes, and may have {most:,}.")
@@ -276,17 +281,15 @@ def application(service: Service) -> Any:
         return problem(401, "This service asks for a token: send Authorization: Bearer TOKEN.")
 
     async def answered(request: Any) -> Any:
-        if (refusal := denied(request)) is not None:
-            return refusal
-        length = request.headers.get("content-length", "")
+        text = request.headers.get("content-length", "")
+        length = int(text) if text.isdigit() else None
         probs = request.query_params.get("probs", "").lower() in ("1", "true", "yes")
+        kind = request.headers.get("content-type", "")
         try:
-            found = await service.predict(
-                request.stream(),
-                request.headers.get("content-type", ""),
-                int(length) if length.isdigit() else None,
-                probs=probs,
-            )
+            if (refusal := denied(request)) is not None:
+                await service.content(request.stream(), length)
+                return refusal
+            found = await service.predict(request.stream(), kind, length, probs=probs)
         except RequestError as error:
             return problem(error.status, str(error))
         except OverloadError as error:
@@ -323,10 +326,9 @@ def application(service: Service) -> Any:
     async def docs() -> Any:
         return HTML(service.page("docs.html"), headers=HEADERS)
 
-    for function in (predict, metrics):  # FastAPI reads what it hands over from the annotations
-        function.__annotations__ = {"request": fastapi.Request}
-    for function in (health, ready, start, docs):
-        function.__annotations__ = {}
+    # FastAPI reads from the annotations what it hands over, and what it should check of what is returned: nothing.
+    predict.__annotations__ = metrics.__annotations__ = {"request": fastapi.Request}
+    health.__annotations__ = ready.__annotations__ = start.__annotations__ = docs.__annotations__ = {}
     app.post("/predict", summary="Decide inputs", openapi_extra=PREDICT, responses=PROBLEMS)(predict)
     app.get("/health", summary="Whether the process is alive")(health)
     app.get("/ready", summary="Whether it takes requests")(ready)

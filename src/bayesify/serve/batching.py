@@ -16,7 +16,7 @@ __all__ = ["Batcher", "LateError", "OverloadError", "Pace"]
 
 DECAY = 0.8  # of what earlier batches say about the seconds of a row
 REMEMBERED = 0.98  # likewise of the seconds between answers, of which there are more
-SHARE = 0.8  # of the time that a request has, that may be spoken for when it is let in
+SHARE = 0.5  # of the time that a request has, that may be spoken for when it is let in
 
 
 class OverloadError(Exception):

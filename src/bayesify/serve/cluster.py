@@ -129,11 +129,8 @@ class Cluster:
         self._stop()
 
     def _stop(self) -> None:
-        import ray
-        from ray import serve
-
-        serve.shutdown()
-        ray.shutdown()
+        require("ray.serve", extra="serve", purpose="the service").shutdown()
+        require("ray", extra="serve", purpose="the service").shutdown()
 
 
 def _init(ray: Any, options: dict[str, Any]) -> None:
@@ -190,7 +187,7 @@ def _bound(wanted: Deployment) -> Any:
         ray_actor_options={"num_cpus": 1},
         # A replica refuses what would be late, so that little may wait where it does not see it.
         max_ongoing_requests=2 * limits.max_batch,
-        max_queued_requests=limits.max_batch,
+        max_queued_requests=limits.max_batch // 2,
         backpressure_config=config.BackpressureConfig(retry_after_s=1.0),
         health_check_period_s=RESTART,
         graceful_shutdown_wait_loop_s=0.1,
