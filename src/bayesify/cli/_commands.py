@@ -56,7 +56,7 @@ class Demo(Command):
     Attributes:
         out: Folder of the report.
         seed: Of everything random.
-        all: Compare every method, which takes two to three times as long.
+        all: Compare every method, which takes longer.
         quick: Train for a moment only: a check that everything runs.
     """
 
