@@ -54,14 +54,17 @@ def _with(part: re.Match[str], said: str, page: Path) -> str:
 
 
 def in_processes(page: Path, folder: Path) -> str:
-    """Run the one block of a page under torchrun in two processes; what they print is sorted."""
+    """Run the one block of a page under torchrun in two processes, and show what each prints."""
     text = page.read_text(encoding="utf-8")
     (part,) = PART.finditer(text)
     (folder / "train.py").write_text(part["code"], encoding="utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py"]
+    # In files of their own, since lines of two processes mix on one output.
+    options = ["--nproc-per-node", "2", "--redirects", "1", "--log-dir", str(folder / "logs")]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, "train.py"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    said = subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True, text=True).stdout
-    return text[: part.start()] + _with(part, "\n".join(sorted(said.splitlines())), page) + text[part.end() :]
+    subprocess.run(command, cwd=folder, env=environment, check=True)
+    said = "".join(log.read_text(encoding="utf-8") for log in sorted((folder / "logs").rglob("stdout.log")))
+    return text[: part.start()] + _with(part, said, page) + text[part.end() :]
 
 
 def shown(page: Path) -> set[str]:
