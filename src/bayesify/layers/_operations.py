@@ -146,7 +146,8 @@ class Convolution(Operation):
         """Return the gradient of each example's weight, (B, *weight)."""
         if is_traced(grad):  # the transpose maps outputs to inputs, so that these change places
             return self.each_by_patches(*((x, grad) if self.transposed else (grad, x)), weight.shape)
-        return self.each_backward(grad, x, weight.expand(x.shape[0], *weight.shape), need_x=False)[1]
+        # Only the shape of the weights matters to their gradient.
+        return self.each_backward(grad, x, weight.new_empty(x.shape[0], *weight.shape), need_x=False)[1]
 
     # torch's own backward operation is not in ONNX, and a group for each example would fix the size of a batch there: a
     # pass that is traced has operations that every runtime has.

@@ -243,7 +243,8 @@ class OnePass:
             with self.head.watched():
                 made = LinearisedPass(posterior, component, self.plan, inputs, signs=self.signs)
             return made.outputs, principal_variances(made, component, self.head, self.directions), None
-        made = LinearisedPass(posterior, component, self.plan, inputs, signs=self.signs)
+        several = self.way == "linearised"
+        made = LinearisedPass(posterior, component, self.plan, inputs, signs=self.signs, several=several)
         variances = margin_variances if self.way == "margin" else all_variances
         return made.outputs, variances(made, posterior.likelihood), None
 

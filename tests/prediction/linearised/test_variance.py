@@ -8,6 +8,7 @@ from torch import nn
 
 from bayesify import ABNN, MCDropout, convert
 from bayesify.laws import GaussianLaw, Posterior
+from bayesify.layers import ConvolutionGradients
 from bayesify.prediction.linearised import LinearisedPass, make_plan
 from tests.prediction.linearised.networks import NETWORKS, exact_covariance, gaussian, randn
 
@@ -149,3 +150,25 @@ def test_statistics_of_the_batch_are_refused():
     network = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3, track_running_stats=False)).double()
     with pytest.raises(ValueError, match="uses the batch's own statistics"):
         linearised(gaussian(network), randn(4, 2))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of the reference's vmap
+@pytest.mark.parametrize("options", [{"padding": 1}, {"stride": 2, "padding": 2, "dilation": 2}, {"bias": False}])
+def test_pairs_of_few_positions(options, monkeypatch):
+    """A convolution with few positions and variances that are a product, in many backward passes."""
+    network = nn.Sequential(
+        nn.Conv2d(16, 4, 3, **options), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+    )
+    network = network.double().eval()
+    log_stds = {n: randn(*p.shape) / 3 - 2 for n, p in network.named_parameters()}
+    log_stds["0.weight"] = randn(4, 1, 1, 1) / 3 + randn(1, 16, 3, 3) / 3 - 2
+    posterior, images = Posterior(network, GaussianLaw(network, log_stds=log_stds)), randn(3, 16, 5, 5)
+    _, covariance = exact_covariance(posterior, images)
+    monkeypatch.setattr(ConvolutionGradients, "weight", None)  # which would be the other way
+    component = posterior.components()[0]
+    with torch.no_grad():
+        found = LinearisedPass(posterior, component, make_plan(posterior, component, images), images, several=True)
+    for _ in range(2):
+        cotangent = randn(3, 3)
+        expected = torch.einsum("bi,bij,bj->b", cotangent, covariance, cotangent)
+        torch.testing.assert_close(found.variance(cotangent), expected, **EXACT)

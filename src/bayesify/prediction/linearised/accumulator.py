@@ -50,6 +50,7 @@ class Ledger:
         signs: How many vectors of random signs stand for a layer's input channels; 0 adds up all of them.
         sketches: What was made of them, likewise shared.
         columns: Directions (K, *tensor) that all random tensors share, by the tensors' names.
+        several: Whether there will be many backward passes, so that what depends on inputs alone is worth keeping.
     """
 
     def __init__(
@@ -62,11 +63,13 @@ class Ledger:
         signs: int = 0,
         sketches: dict[tuple[Part, int], Sketch] | None = None,
         columns: Mapping[str, Tensor] | None = None,
+        several: bool = False,
     ) -> None:
         self.known = {} if known is None else known
         self.signs = signs
         self.sketches = {} if sketches is None else sketches
         self.columns = {} if columns is None else columns
+        self.several = several
         self.rows = rows
         self.batches = batches
         self.anchor = like.new_zeros(()).requires_grad_()

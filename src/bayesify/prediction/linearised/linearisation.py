@@ -111,9 +111,19 @@ class LinearisedPass:
         inputs: A batch.
         signs: How many vectors of random signs stand for each layer's input channels, see `Sketch`; with 0 the sum
             over them is exact.
+        several: Whether there will be many backward passes.
     """
 
-    def __init__(self, posterior: Posterior, component: Component, plan: Plan, inputs: Any, *, signs: int = 0) -> None:
+    def __init__(
+        self,
+        posterior: Posterior,
+        component: Component,
+        plan: Plan,
+        inputs: Any,
+        *,
+        signs: int = 0,
+        several: bool = False,
+    ) -> None:
         self.posterior, self.component, self.plan, self.inputs = posterior, component, plan, inputs
         self.ledger = Ledger(
             batch_rows(inputs),
@@ -123,6 +133,7 @@ class LinearisedPass:
             signs=signs,
             sketches=plan.sketches,
             columns=component.columns,
+            several=several,
         )
         with torch.enable_grad(), _random_tensors(posterior, component, self.ledger, plan.looped, plan.sites):
             self._outputs = posterior.read(call(posterior.network, inputs))

@@ -200,8 +200,31 @@ class ConvolutionCall(LayerCall):
         """Return the weighted squares, from a few mixtures of channels where that is asked for."""
         channels, positions = found.x.shape[2] // self.operation.groups, found.x.shape[3:].numel()
         if random.rotated is not None or not Sketch.pays(channels, positions, self.ledger.signs):
-            return super().squares(found, random)
+            factors = self._factors(found, random)
+            return super().squares(found, random) if factors is None else self._by_positions(found, *factors)
         return self.ledger.sketch_of(random.part, random.variance, self.operation).squares(found, self.kept)
+
+    def _factors(self, found: ExampleGradients, random: Random) -> Factors:
+        """Return r and c of variances r c', where pairs of positions are few and several backward passes share them."""
+        o, kernel = self.operation, self.weight.shape[2:]
+        plain = len(kernel) == 2 and o.groups == 1 and not o.transposed and found.x.shape[1] == 1
+        if not self.ledger.several or not plain or random.rotated is not None:
+            return None
+        if 4 * found.grad.shape[3:].numel() > random.variance[0].numel():
+            return None
+        return self.ledger.factors_of(random.part, random.variance.flatten(1))
+
+    def _by_positions(self, found: ExampleGradients, row: Tensor, column: Tensor) -> Tensor:
+        """Return sum_ij r_i c_j (sum_t g_ti x_tj)^2 as sum_tt' (g_t . r g_t') (x_t . c x_t').
+
+        x_t is what the kernel meets at position t, so that the second factor is the same for all backward passes.
+        """
+        if "met" not in self.kept:
+            o, kernel = self.operation, list(self.weight.shape[2:])
+            patches = functional.unfold(found.x[:, 0], kernel, o.dilation, o.padding, o.stride)
+            self.kept["met"] = (patches * column[:, None]).mT @ patches
+        grad = found.grad[:, 0].flatten(2)
+        return ((grad * row[:, None]).mT @ grad).mul_(self.kept["met"]).sum((1, 2))
 
 
 @dataclass
