@@ -47,7 +47,7 @@ HOW: dict[str, Predictor] = {
     "three-directions": Streamlined(engine="principal", directions=3),
     "margin": Streamlined(engine="margin"),
     "linearised": Linearised(),
-    "linearised-sketch": Linearised(sketch=4),
+    "linearised-sketch": Linearised(sketch=1),
     "per-head": Streamlined(covariance="per-head"),  # for attention alone
 }
 

@@ -198,10 +198,11 @@ class ConvolutionCall(LayerCall):
 
     def squares(self, found: ExampleGradients, random: Random) -> Tensor:
         """Return the weighted squares, from a few mixtures of channels where that is asked for."""
+        if (factors := self._factors(found, random)) is not None:
+            return self._by_positions(found, *factors)
         channels, positions = found.x.shape[2] // self.operation.groups, found.x.shape[3:].numel()
         if random.rotated is not None or not Sketch.pays(channels, positions, self.ledger.signs):
-            factors = self._factors(found, random)
-            return super().squares(found, random) if factors is None else self._by_positions(found, *factors)
+            return super().squares(found, random)
         return self.ledger.sketch_of(random.part, random.variance, self.operation).squares(found, self.kept)
 
     def _factors(self, found: ExampleGradients, random: Random) -> Factors:
@@ -220,7 +221,7 @@ class ConvolutionCall(LayerCall):
         x_t is what the kernel meets at position t, so that the second factor is the same for all backward passes.
         """
         if "met" not in self.kept:
-            o, kernel = self.operation, list(self.weight.shape[2:])
+            o, kernel = self.operation, tuple(self.weight.shape[2:])
             patches = functional.unfold(found.x[:, 0], kernel, o.dilation, o.padding, o.stride)
             self.kept["met"] = (patches * column[:, None]).mT @ patches
         grad = found.grad[:, 0].flatten(2)
