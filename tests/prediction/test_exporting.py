@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from bayesify import IBNN, SWAG, BayesAdapter, Gaussian, MCDropout, Streamlined, convert, export, predict
+from bayesify import ABNN, IBNN, SWAG, BayesAdapter, Gaussian, MCDropout, Streamlined, convert, export, predict
 from bayesify.laws import InputFactorLaw
 from bayesify.layers import Convolution, _gradients
 from tests.prediction.linearised.networks import gaussian, randn
@@ -194,6 +194,18 @@ def test_compiles_without_a_graph_break(backend):
     expected = predict(posterior, x, how="streamlined")
     torch.testing.assert_close(found["epistemic"], expected.epistemic, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(found["probs"], expected.probs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", [BayesAdapter(), IBNN.example(), ABNN.example(), SWAG(rank=2)])
+@pytest.mark.filterwarnings("ignore:This posterior has no uncertainty yet")
+def test_a_draw_compiles_without_a_graph_break(method):
+    layers = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(1), nn.Linear(64, 3)]
+    torch.manual_seed(0)
+    draw = convert(nn.Sequential(*layers).eval(), method).draw(3)
+    compiled = torch.compile(draw.network(), fullgraph=True, backend="eager")
+    x = torch.randn(2, 3, 6, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), draw(x), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:This posterior has no uncertainty yet")

@@ -235,13 +235,27 @@ def _save_onnx(program: ExportedProgram, example: Any, outputs: list[str], file:
             )
         except RuntimeError as error:
             raise ValueError(
-                "ONNX has no operation for a part of this prediction, of its backward pass as a rule. Write a .pt2 "
+                f"ONNX has no operation for {_missing(error)}, of its backward pass as a rule. Write a .pt2 "
                 "file, or export how=Streamlined(engine='moments'), which has no backward pass; "
                 "bayesify.check(posterior, loader, how=...) says whether it can be trusted. torch says: "
                 f"{_plain(error)}"
             ) from error
         assert made is not None
         made.save(file)
+
+
+def _missing(error: BaseException) -> str:
+    """Return the operations that the exporter did not find, as far as its errors name them.
+
+    >>> _missing(ValueError("No ONNX function found for <OpOverload(op='aten.grid_sampler_2d', overload='default')>."))
+    'aten.grid_sampler_2d in this prediction'
+    """
+    found: dict[str, None] = {}
+    cause: BaseException | None = error
+    while cause is not None:
+        found |= dict.fromkeys(re.findall(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", str(cause)))
+        cause = cause.__cause__ or cause.__context__
+    return f"{', '.join(found)} in this prediction" if found else "a part of this prediction"
 
 
 def _plain(error: Exception) -> str:
