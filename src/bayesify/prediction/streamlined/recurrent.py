@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bayesify.prediction.streamlined.moments import moment_rule
+from bayesify.prediction.streamlined.moments import Moments, centre, moment_rule, variance_of
+from bayesify.prediction.streamlined.products import joint_share
 
 __all__: list[str] = []
 
@@ -28,8 +29,17 @@ def _gru_step(x: Tensor, h: Tensor, state: State) -> State:
     """Return h = (1 - z) n + z h' with n = tanh(x_n + r h_n)."""
     of_x, of_h = x.chunk(3, -1), h.chunk(3, -1)
     reset, update = torch.sigmoid(of_x[0] + of_h[0]), torch.sigmoid(of_x[1] + of_h[1])
-    new = torch.tanh(of_x[2] + reset * of_h[2])
-    return (new + update * (state[0] - new),)
+    return (_between(torch.tanh(of_x[2] + reset * of_h[2]), state[0], update),)
+
+
+def _between(one: Tensor, other: Tensor, share: Tensor) -> Tensor:
+    """Return (1 - z) a + z b: Var = ((1 - z)^2 + var z) var a + (z^2 + var z) var b + (b - a)^2 var z, exactly."""
+    a, b, z = centre(one), centre(other), centre(share)
+    if not any(isinstance(x, Moments) for x in (one, other, share)):
+        return torch.lerp(a, b, z)
+    spread = variance_of(share)
+    variance = ((1 - z).square() + spread) * variance_of(one) + (z.square() + spread) * variance_of(other)
+    return Moments.make(torch.lerp(a, b, z), variance + (b - a).square() * spread, joint_share(one, other, share))
 
 
 def _tanh_step(x: Tensor, h: Tensor, state: State) -> State:
