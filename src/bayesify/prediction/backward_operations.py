@@ -37,8 +37,10 @@ def _convolution(
     if output_mask[1] or output_mask[2]:
         return NotImplemented
     dims = weight.ndim - 2
-    sizes = (tuple(value) * (dims // len(value)) for value in (stride, padding, dilation))
-    operation = Convolution(*sizes, transposed, tuple(output_padding) * (dims // len(output_padding)), groups)
+    steps, pads, gaps, extra = (
+        tuple(value) * (dims // len(value)) for value in (stride, padding, dilation, output_padding)
+    )
+    operation = Convolution(steps, pads, gaps, transposed, extra, groups)
     return operation.input_by_transpose(grad, x, weight), None, None
 
 
