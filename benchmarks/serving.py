@@ -165,7 +165,9 @@ def alone(work: Path, name: str, port: int, timeout: float, server: str) -> Iter
                 with urllib.request.urlopen(f"{url}/health", timeout=30) as answer:
                     if answer.status == 200:
                         break
-            except OSError:
+            except OSError as error:
+                if process.poll() is not None:
+                    raise RuntimeError(f"{name} did not start") from error
                 time.sleep(0.5)
         print(f"{name} on {server}: ready after {time.perf_counter() - began:.1f} s", flush=True)
         try:

@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import time
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,9 @@ class Browser:
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         port = self._until(lambda: (Path(self.folder) / "DevToolsActivePort").read_text().splitlines()[0])
         pages = self._until(lambda: self._pages(int(port)))
-        self.socket = connect(pages[0]["webSocketDebuggerUrl"], max_size=2**26, open_timeout=60)
+        self.stack = ExitStack()
+        opened = connect(pages[0]["webSocketDebuggerUrl"], max_size=2**26, open_timeout=60)
+        self.socket = self.stack.enter_context(opened)
         self.send("Page.enable")
         self.send("Runtime.enable")
         width, height = self.size
@@ -59,7 +62,7 @@ class Browser:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.socket.close()
+        self.stack.close()
         self.process.kill()
         self.process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
