@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
@@ -14,11 +14,9 @@ from torch.optim import Optimizer
 from bayesify.laws import Key, generator_for
 from bayesify.methods.gradient_noise import EVERY, Correction, GradientNoise, cancelled_share
 
-__all__ = ["Kind", "Langevin", "standard_normal"]
+__all__ = ["Kind", "Langevin"]
 
 Kind = Literal["sgld", "sghmc", "psgld"]
-FEW = 4096  # below it a call costs more than its numbers
-BITS = 16
 FORGET = 0.02  # how much a look at the gradients' noise counts, at least, in its average
 _COUNTS = {"measure_after": 1, "measured": 0, "looks": 0}
 
@@ -86,7 +84,7 @@ class Langevin(Optimizer):
         }
         super().__init__(groups, defaults)
         self.num_data = num_data
-        self._room: tuple[Tensor, ...] = ()
+        self._room: Tensor | None = None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -196,8 +194,11 @@ class Langevin(Optimizer):
         sizes = [weight.numel() for weight in weights]
         dtype = functools.reduce(torch.promote_types, [weight.dtype for weight in weights])
         generator = generator_for(Key(group["seed"], group["step"]), "weights", weights[0].device)
-        self._room = standard_normal(sum(sizes), generator, dtype, self._room)
-        pieces = zip(torch.split(self._room[-1], sizes), weights, strict=True)
+        room, size = self._room, sum(sizes)
+        if room is None or room.numel() != size or room.dtype != dtype or room.device != generator.device:
+            # Memory of this size that is new in each step costs as much as the numbers.
+            room = self._room = torch.empty(size, dtype=dtype, device=generator.device)
+        pieces = zip(torch.split(room.normal_(generator=generator), sizes), weights, strict=True)
         return [piece.view(weight.shape).to(weight.dtype) for piece, weight in pieces]
 
     def _states(self, weights: list[Tensor], name: str) -> list[Tensor]:
@@ -205,37 +206,3 @@ class Langevin(Optimizer):
             if name not in self.state[weight]:
                 self.state[weight][name] = torch.zeros_like(weight)
         return [self.state[weight][name] for weight in weights]
-
-
-def standard_normal(
-    size: int, generator: torch.Generator, dtype: torch.dtype = torch.float32, room: Sequence[Tensor] = ()
-) -> tuple[Tensor, ...]:
-    """Make standard normal numbers, the last of the tensors that are returned; the others are room for the next call.
-
-    Many numbers in single precision on a CPU are looked up in a table of 65,536 equally probable normal quantiles by 16
-    random bits each, scaled to variance one: half the time of `normal_`, whose cost is its 32-bit uniform numbers. The
-    largest is 4.2; a sum of a few, which every state of a chain is, cannot be told from a sum of normals.
-
-    >>> standard_normal(4, torch.Generator().manual_seed(0))[-1].shape
-    torch.Size([4])
-    """
-    known = room and room[-1].numel() == size and room[-1].dtype == dtype and room[-1].device == generator.device
-    if generator.device.type != "cpu" or dtype != torch.float32 or size < FEW:
-        made = room[-1] if known else torch.empty(size, dtype=dtype, device=generator.device)
-        return (made.normal_(generator=generator),)
-    if known:
-        words, index, made = room
-    else:  # memory of this size that is new in each step costs as much as the numbers
-        words = torch.empty(-(-size * BITS // 64), dtype=torch.int64)
-        index, made = torch.empty(size, dtype=torch.int32), torch.empty(size)
-    words.random_(-(2**63), None, generator=generator)
-    index.copy_(words.view(torch.uint16)[:size])
-    torch.index_select(_quantiles(), 0, index, out=made)
-    return words, index, made
-
-
-@functools.cache
-def _quantiles() -> Tensor:
-    levels = (torch.arange(2**BITS, dtype=torch.float64) + 0.5) / 2**BITS
-    values: Tensor = torch.special.ndtri(levels)
-    return (values / values.square().mean().sqrt()).float()
