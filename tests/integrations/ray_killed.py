@@ -38,11 +38,10 @@ def main():
     posterior = bayesify.convert(network, bayesify.MCDropout()).eval()
     labels = network.eval()(x[:800]).argmax(1)
     guard = Guard.fit(posterior, [(x[:800], labels)], max_risk=0.05, num_draws=5, class_names=["red", "green", "blue"])
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=2**27)
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=2**30)
     ray.data.DataContext.get_current().enable_progress_bars = False
-    rows = ray.data.from_numpy([part.numpy() for part in x.split(250)], column="x").zip(
-        ray.data.from_numpy([np.arange(i, i + 250) for i in range(0, ROWS, 250)], column="row")
-    )
+    items = [{"row": i, "x": one} for i, one in enumerate(x.numpy())]
+    rows = ray.data.from_items(items, override_num_blocks=16)
     found = score(rows.materialize(), guard, inputs, workers=2, batch_size=250).to_pandas().sort_values("row")
     alone = guard(x).to_pandas()
     numbers = ["confidence", "total", "aleatoric", "epistemic", "p_value"]
