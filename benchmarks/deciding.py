@@ -11,7 +11,7 @@ their own
 
 Seconds are of CPU, of the process and its children, so that other work on the machine hardly changes them; those of Ray
 hold its own processes, looked at twice a second. Peak memory is that of the largest process, and of Ray also the sum
-of all. Verdicts and labels of `decide` and `ray` are compared row by row. Written to `benchmarks/results/deciding.json`.
+of all. Verdicts and labels of `decide` and `ray` are compared. Written to `benchmarks/results/deciding.json`.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def agreement(folder: Path) -> dict[str, Any]:
 def run(name: str, folder: Path) -> dict[str, Any]:
     """Run a part in a process of its own."""
     words = [sys.executable, "-W", "ignore", "-m", "benchmarks.deciding", "--part", name, "--folder", str(folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"}
     done = subprocess.run(words, capture_output=True, text=True, env=environment, check=True)
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     print(name, found, flush=True)

@@ -10,6 +10,7 @@ from experiments.benchmark_tables import BENCHMARKS
 from experiments.board_tables import BOARDS
 from experiments.lora_tables import ADAPTERS
 from experiments.operations import OPERATIONS
+from experiments.scale_tables import SCALE
 from experiments.tables import Cell, Line, markdown, rows_of, shown, table
 from experiments.task_tables import TASKS
 from experiments.verdict_tables import VERDICTS
@@ -489,5 +490,6 @@ TABLES: dict[str, Callable[[], str]] = {
     **OPERATIONS,
     **TASKS,
     **VERDICTS,
+    **SCALE,
     **ADAPTERS,
 }

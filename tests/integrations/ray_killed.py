@@ -18,7 +18,7 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
 import bayesify  # noqa: E402
-from bayesify.decide import Guard  # noqa: E402
+from bayesify.decide import Guard, Verdicts  # noqa: E402
 from bayesify.integrations.ray import score  # noqa: E402
 
 MARK, ROWS, FATAL = Path(sys.argv[1]), 4000, 2500
@@ -32,6 +32,7 @@ def inputs(columns):
 
 
 def main():
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     x = torch.randn(ROWS, 3)
     network = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3))
@@ -43,7 +44,9 @@ def main():
     items = [{"row": i, "x": one} for i, one in enumerate(x.numpy())]
     rows = ray.data.from_items(items, override_num_blocks=16)
     found = score(rows.materialize(), guard, inputs, workers=2, batch_size=250).to_pandas().sort_values("row")
-    alone = guard(x).to_pandas()
+    alone = Verdicts.join(
+        [guard(part) for part in x.split(250)]
+    ).to_pandas()  # another size of batches is other rounding
     numbers = ["confidence", "total", "aleatoric", "epistemic", "p_value"]
     answer = {
         "killed": MARK.exists(),

@@ -24,6 +24,7 @@ from bayesify.decide.guard import Guard
 from bayesify.decide.loop import ActiveLearning, Round, active_learning
 from bayesify.decide.monitor import Monitor
 from bayesify.decide.prediction_intervals import PredictionIntervals
+from bayesify.decide.reporting import guard_sections, operating_points
 from bayesify.decide.scores import Score
 from bayesify.decide.sets import PredictionSets
 from bayesify.decide.verdicts import Verdicts
@@ -54,7 +55,9 @@ __all__ = [
     "disagreement_avoided",
     "features_moved",
     "fgsm",
+    "guard_sections",
     "mean_upper_bound",
+    "operating_points",
     "pgd",
     "surprise",
 ]
