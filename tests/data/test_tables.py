@@ -156,3 +156,14 @@ def test_a_stream_and_a_data_set_are_the_same_rows(tmp_path):
     assert [error.row for batch in told for error in batch.errors] == [51]
     with pytest.raises(ValueError, match="Not one row can be used; row 1: 'x' in the column 'n'"):
         load_records([Records.of([{"n": "x", "label": "a"}])], encoding)
+
+
+def test_numbers_far_from_training_are_told_and_raw_ones_are_not():
+    table = [Records.of([{"age": 30 + i % 20, "label": i % 2} for i in range(100)])]
+    mean, std = 39.5, (sum((i - 9.5) ** 2 for i in range(20)) / 20) ** 0.5
+    near, far = mean + 19.9 * std, mean - 20.1 * std
+    new = Records.of([{"age": near}, {"age": far}, {"age": None}])
+    batch = TableEncoding.fit(table, "label").encode(new)
+    assert [remark.row for remark in batch.remarks] == [2, 3]
+    assert batch.remarks[0].text == f"'age' is {far:.4g}, -20 standard deviations from training's mean"
+    assert [remark.row for remark in TableEncoding.fit(table, "label", scaled=False).encode(new).remarks] == [3]

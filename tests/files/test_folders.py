@@ -2,14 +2,16 @@
 
 import contextlib
 import json
+import shutil
 
 import pytest
 import torch
 
 import bayesify
 from bayesify._core.files import FileError, digest
-from bayesify.data import Records, TableEncoding
+from bayesify.data import Labels, Records, TableEncoding, TextEncoding
 from bayesify.files import MLP, RowWriter, Settings, is_named, load, make_network, read_settings, save, source_digest
+from tests.files.makers import make_model
 
 TABLE = [Records.of([{"n": i, "c": "ab"[i % 2], "label": "xy"[i % 2]} for i in range(20)])]
 
@@ -123,3 +125,18 @@ def test_a_file_appears_when_it_is_whole(tmp_path, name):
     assert [one.name for one in path.parent.iterdir()] == [name]
     with pytest.raises(ValueError, match=r"must end in \.csv, \.jsonl or \.parquet"):
         RowWriter(tmp_path / "a.txt", ())
+
+
+@pytest.mark.slow
+def test_texts_for_a_network_of_ones_own_keep_their_tokeniser(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(make_model(tmp_path / "model"))
+    encoding = TextEncoding("text", tokenizer, 8, Labels("label", ("a", "b")))
+    network = torch.nn.Linear(2, 2)
+    save(tmp_path / "p", bayesify.convert(network, "map"), network, encoding, Settings("my.nets:make", {}))
+    rows = Records.of([{"text": "the weather was good"}, {"text": "bad"}])
+    found = load(tmp_path / "p", network=network).encoding.encode(rows).inputs
+    assert torch.equal(found["input_ids"], encoding.encode(rows).inputs["input_ids"])
+    shutil.rmtree(tmp_path / "p" / "tokenizer")
+    with pytest.raises(FileError, match="has no tokeniser of its texts"):
+        load(tmp_path / "p", network=network)

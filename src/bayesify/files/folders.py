@@ -31,6 +31,7 @@ FILE = "files.json"
 FORMAT = 1
 WEIGHTS = "network.safetensors"
 NETWORK = "network"  # the folder of a model of transformers, with its tokeniser
+TOKENIZER = "tokenizer"  # that of texts for a network of the user's own
 
 
 @dataclass(frozen=True)
@@ -138,8 +139,11 @@ def whole(
         with quiet_transformers():
             encoding.tokenizer.save_pretrained(folder / NETWORK)
             network.save_pretrained(folder / NETWORK)  # type: ignore[operator]
-    elif weights:
-        write_tensors(folder / WEIGHTS, network.state_dict())
+    else:
+        if isinstance(encoding, TextEncoding) and hasattr(encoding.tokenizer, "save_pretrained"):
+            encoding.tokenizer.save_pretrained(folder / TOKENIZER)
+        if weights:
+            write_tensors(folder / WEIGHTS, network.state_dict())
     values = {**settings.to_dict(), "encoding": encoding.to_dict()}
     write_atomically(folder / FILE, json.dumps({**values, "digest": digest(values)}, indent=2).encode())
 
@@ -203,8 +207,10 @@ def encoding_of(folder: str | Path, settings: Settings, root: str | Path = ".") 
         if kind == "images":
             return ImageEncoding.from_dict(values, Path(root))
         if kind == "text":
-            own = Path(folder) / NETWORK
-            return TextEncoding.from_dict(values, tokenizer_of(f"hf:{own}" if own.is_dir() else settings.model))
+            kept = [path for path in (Path(folder) / NETWORK, Path(folder) / TOKENIZER) if path.is_dir()]
+            if not kept and not is_named(settings.model):
+                raise FileError(f"{folder} has no tokeniser of its texts. Fit again, with this version of bayesify.")
+            return TextEncoding.from_dict(values, tokenizer_of(f"hf:{kept[0]}" if kept else settings.model))
         raise ValueError(f"there is no encoding {kind!r}")
     except (KeyError, TypeError) as error:
         raise FileError(f"{folder}/{FILE} is damaged ({error!r}). Copy it again, or fit again.") from error
