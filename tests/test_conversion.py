@@ -1,6 +1,7 @@
 """convert: what becomes random, what does not, and that the network is left alone."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ class MyDropout(nn.Dropout):
 def test_types_are_exact():
     with pytest.raises(ValueError, match=r"found nothing to convert") as error:
         convert(nn.Sequential(nn.Linear(2, 2), MyDropout(0.5)), MCDropout())
-    assert "1 (MyDropout)" in str(error.value)
+    assert re.search(r"(?m)^1 +MyDropout ", str(error.value))
     assert "MyDropout is not registered; add it with bayesify.register_type" in str(error.value)
 
     class MyLinear(nn.Linear):
@@ -102,6 +103,16 @@ def test_a_pattern_that_matches_nothing_lists_what_there_is(word, pattern, metho
 def test_a_pattern_that_is_neither_name_nor_type():
     with pytest.raises(TypeError, match="include takes patterns of names and module types, but 3 is neither"):
         convert(network(), MCDropout(), include=[3])
+
+
+def test_nothing_to_convert_shows_a_module_of_each_kind():
+    deep = nn.Sequential(*[nn.Linear(2, 2) for _ in range(30)], nn.LayerNorm(2))
+    with pytest.raises(ValueError, match="found nothing to convert") as error:
+        convert(deep, MCDropout())
+    head, _, *rows, last = str(error.value).splitlines()
+    assert head.endswith("The network has:")
+    assert [row.split()[:2] for row in rows] == [["0", "Linear"], ["30", "LayerNorm"]]
+    assert last == "and 29 more like these"
 
 
 def test_nothing_to_convert_says_what_there_was():

@@ -186,18 +186,19 @@ def select_parameters(network: nn.Module, selection: Selection, *, how: str) -> 
 
 
 def require_something(conversion: Conversion, network: nn.Module, method: str, needs: str) -> None:
-    """Raise, listing what there is, if nothing was converted."""
+    """Raise, showing one module of each kind that there is, if nothing was converted."""
     if not conversion.converted:
-        table = f"\n{conversion}" if conversion.rows else ""
+        kinds = {(row.type, row.reason): row for row in reversed(conversion.rows)}
+        shown = f"The network has:\n{Conversion(tuple(reversed(kinds.values())))}"
+        if more := len(conversion.rows) - len(kinds):
+            shown += f"\nand {more} more like these"
+        elif not kinds:
+            shown = f"The network has: {_listing(dict(network.named_modules()))}."
         left = any(row.reason.startswith((_NOT_INCLUDED, "excluded")) for row in conversion.rows)
         beside = any(row.reason.startswith(_NOT_ADAPTER) for row in conversion.rows)
         words = "include and exclude leave out what the table shows. " * left
         words += "Of a network with an adapter only this is converted; include=['*'] takes all. " * beside
-        raise ValueError(
-            f"{method} found nothing to convert: it needs {needs}. "
-            f"{words}The network has: "
-            f"{_listing(dict(network.named_modules()))}.{table}"
-        )
+        raise ValueError(f"{method} found nothing to convert: it needs {needs}. {words}{shown}")
 
 
 def _row(name: str, module: nn.Module, *, converted: bool, reason: str) -> ConversionRow:
