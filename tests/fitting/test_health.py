@@ -389,8 +389,8 @@ def test_who_is_idle():
     assert idle(sure, noise, overconfident, constant) == [1, 3]
     assert idle(noise, constant) == []  # labels that nobody knows
     few = Draws()
-    few.add(bayesify.Categorical().double(), [sure[:4], constant[:4]], labels[:4])
-    assert few.idle() == []  # four examples, of which chance may know as much
+    few.add(bayesify.Categorical().double(), [sure[:48], constant[:48]], labels[:48])
+    assert few.idle() == []  # too few to tell
     assert idle(constant) == []  # a single network is measured by its accuracy
     draws = Draws()
     draws.add(bayesify.Gaussian(), [sure.float(), noise.float()], sure.float())

@@ -14,6 +14,7 @@ from bayesify.likelihoods import Likelihood
 __all__ = ["Draws"]
 
 ERRORS = 3  # standard errors of an accuracy
+FEWEST = 50  # labels, below which nothing is said
 
 
 class Draws:
@@ -54,7 +55,7 @@ class Draws:
     def idle(self) -> list[int]:
         """Return which draws know no more than the classes' frequencies, where another one does."""
         count = float(self.labels.sum())
-        if not count or not bool(self.right.isfinite().all()):
+        if count < FEWEST or not bool(self.right.isfinite().all()):
             return []
         nll, accuracy = self._constant()
         margin = ERRORS * math.sqrt(max(accuracy * (1 - accuracy), 1 / count) / count)

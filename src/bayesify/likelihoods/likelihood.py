@@ -25,7 +25,13 @@ MOST_OUTPUTS = 512  # of an example, whose Hessian is found by differentiating t
 
 
 class Stream(ABC):
-    """Collects draws one group at a time; memory does not grow with their number."""
+    """Collects draws one group at a time; memory does not grow with their number.
+
+    Attributes:
+        keeps_parts: Whether it must know which part of a mixture draws are of, also where all are calibrated alike.
+    """
+
+    keeps_parts: bool = False
 
     @abstractmethod
     def add(self, outputs: Tensor, *, part: int = 0, view: int = 0) -> None:

@@ -62,9 +62,9 @@ def calibrate(
         >>> from torch import nn
         >>> from bayesify import convert
         >>> posterior = convert(nn.Linear(2, 2, bias=False), "map")
-        >>> x = torch.randn(64, 2)
-        >>> _ = calibrate(posterior, [(x, posterior.network(x).argmax(-1))])
-        >>> bool(posterior.likelihood.temperature < 1)  # it was always right, so it may be surer
+        >>> x, coins = torch.randn(64, 2), torch.arange(64) % 2
+        >>> _ = calibrate(posterior, [(20 * x, coins)])
+        >>> bool(posterior.likelihood.temperature > 1)  # nothing can be known of coins, so it must be less sure
         True
     """
     require_posterior(posterior)
@@ -92,6 +92,8 @@ class Outputs(Stream):
         batches: Outputs (S, B, ...) and targets of each batch.
         parts: Which part of a mixture each draw is of, alike for all batches.
     """
+
+    keeps_parts = True
 
     def __init__(self) -> None:
         self.batches: list[tuple[Tensor, Tensor]] = []

@@ -41,11 +41,12 @@ def _add(posterior: Posterior, inputs: Any, keys: Sequence[Key], stream: Stream,
     passes = _passes(posterior, layout, batch_rows(inputs), keys)
     tiled = layout.joins and max(map(len, passes)) > 1
     prefix = shared_prefix(layout, 1 if tiled else len(passes))
+    apart = posterior.likelihood.calibrates_parts or stream.keeps_parts
     done = 0
     try:
         for some in passes:
             outputs = posterior.evaluate(inputs, some, tiled=tiled, prefix=prefix)
-            for part, rows in _parts(posterior, some):
+            for part, rows in _parts(some, apart=apart):
                 stream.add(outputs[rows], part=part)
             done += len(some)
     except Exception as error:
@@ -75,9 +76,9 @@ def _passes(posterior: Posterior, layout: Layout, rows: int, keys: Sequence[Key]
     return found
 
 
-def _parts(posterior: Posterior, keys: Sequence[Key]) -> list[tuple[int, slice]]:
-    """Return the parts of a mixture that draws are of, and which; all as one where parts are calibrated alike."""
-    if not posterior.likelihood.calibrates_parts:
+def _parts(keys: Sequence[Key], *, apart: bool) -> list[tuple[int, slice]]:
+    """Return the parts of a mixture that draws are of, and which; all as one where they need not be told apart."""
+    if not apart:
         return [(0, slice(None))]
     found, start = [], 0
     for part, group in groupby(keys, key=lambda key: key.path[0] if key.path else 0):

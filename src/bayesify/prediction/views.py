@@ -326,6 +326,7 @@ class Seen(Stream):
 
     def __init__(self, stream: Stream, view: View, index: int, likelihood: Likelihood, inputs: Any) -> None:
         self.stream, self.view, self.index, self.likelihood, self.inputs = stream, view, index, likelihood, inputs
+        self.keeps_parts = stream.keeps_parts
 
     def add(self, outputs: Tensor, *, part: int = 0, view: int = 0) -> None:
         """Add outputs (S, B, ...)."""
