@@ -100,7 +100,6 @@ def prepare(environment: Environment, folder: Path) -> str | None:
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if line.strip().lower().startswith("error")]
             return f"it cannot be installed: {(lines or done.stderr.splitlines() or ['?'])[0]}"
-    subprocess.run([python, "-m", "pip", "uninstall", "-q", "-y", "bayesify"], check=True)  # the source is tested
     (folder / READY).write_text(wanted)
     return None
 
@@ -108,7 +107,7 @@ def prepare(environment: Environment, folder: Path) -> str | None:
 def test(folder: Path, words: list[str]) -> tuple[bool, str]:
     """Run the quick tests; return whether they passed, and what pytest says of them last."""
     python = str((folder / "bin" / "python").absolute())
-    variables = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    variables = {**os.environ, "PYTHONPATH": str(ROOT / "src")}  # before what is installed, whose metadata are read
     command = [python, "-m", "pytest", "-q", "-n", "logical", "--maxprocesses", "8", "-m", "not slow", *words]
     log = folder / "tests.log"
     with log.open("w") as file:
