@@ -84,8 +84,9 @@ def test_the_first_format_still_loads_and_predicts_the_same(name):
     assert posterior.law.name == name if made else posterior.method == make_format1.METHODS[name]
     num_draws = make_format1.NUM_DRAWS.get(name, 8)
     prediction = bayesify.predict(posterior, outputs["inputs"], num_draws=num_draws, seed=5)
-    torch.testing.assert_close(prediction.log_probs, outputs[f"{name}.log_probs"], rtol=0, atol=1e-6)
-    torch.testing.assert_close(prediction.epistemic, outputs[f"{name}.epistemic"], rtol=0, atol=1e-6)
+    # Draws that share a pass are summed in another order than those that had one each when this was written.
+    torch.testing.assert_close(prediction.log_probs, outputs[f"{name}.log_probs"], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(prediction.epistemic, outputs[f"{name}.epistemic"], rtol=1e-5, atol=1e-6)
     assert prediction.epistemic.max() > 1e-3 or name == "map"  # and not because nothing is random
 
 

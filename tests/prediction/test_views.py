@@ -27,8 +27,9 @@ class Counted(nn.Module):
         self.rows = 0
 
     def forward(self, x):
-        self.rows += len(x)
-        return self.body(x)
+        logits = self.body(x)
+        self.rows += len(logits)  # draws of noise in the input of a layer become rows there
+        return logits
 
 
 def images(rows=4):

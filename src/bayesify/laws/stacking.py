@@ -95,7 +95,7 @@ def find_stacking(network: nn.Module, names: Iterable[str], trace: Trace | None)
         if not tensors:
             continue
         family = layer_type(module).family
-        if family not in _KERNELS or not _plain(module, family):
+        if family is None or family not in _KERNELS or not _plain(module, family):
             return None
         calls = () if trace is None else trace.calls.get(name, ())
         if (trace is not None and not calls) or any(call.input == BatchDim(None) for call in calls):
@@ -220,8 +220,10 @@ def _batch_norm(layer: Any, x: Tensor, visit: _Visit) -> Tensor:
     whole = visit.split(x)
     if whole.shape[1] == 1:  # one row: draws are channels
         channels = whole.expand(visit.draws, *[-1] * x.ndim).reshape(1, -1, *x.shape[2:])
-        each = (None if t is None else t.expand(visit.draws, -1).reshape(-1) for t in (mean, var, weight, bias))
-        y = functional.batch_norm(channels, *each, False, 0.0, layer.eps)  # type: ignore[arg-type]
+        means, variances, scales, shifts = (
+            None if t is None else t.expand(visit.draws, -1).reshape(-1) for t in (mean, var, weight, bias)
+        )
+        y = functional.batch_norm(channels, means, variances, scales, shifts, False, 0.0, layer.eps)
         return visit.join(y.view(visit.draws, 1, *x.shape[1:]))
     assert mean is not None
     assert var is not None

@@ -113,7 +113,7 @@ class LowRankLaw(ScaledNoise, VectorLaw):
         mean = self.average
         scale = self.width() / (2**0.5 if self.rank else 1.0)
         drawn = keyed_rows(keys, "diagonal", mean.shape, mean).to(mean.dtype)
-        drawn.mul_(self.variance().sqrt_().mul_(scale)).add_(mean)
+        drawn.mul_(self.variance().sqrt_()).mul_(scale).add_(mean)
         if self.rank:
             z = keyed_rows(keys, "low rank", [self.rank], mean).to(mean.dtype)
             columns = (self.snapshots - 1).clamp(max=self.rank)  # as many as were collected

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from bayesify._core.trees import repeat_rows, slice_rows
 from bayesify.laws import Key, Posterior, Trace
 from bayesify.laws.stacking import Stacking
+from bayesify.laws.tensors import batch_norms
 
 __all__ = ["Layout", "layout_of", "rows_per_pass"]
 
@@ -84,11 +85,13 @@ def layout_of(posterior: Posterior, inputs: Any, keys: Sequence[Key]) -> Layout:
     """
     trace = posterior.trace(inputs)
     several = len(keys) > 1
-    key = ("layout", posterior.law.functions, several)  # a bank that was empty has samples later
+    # A batch norm that learns has statistics of one draw's rows. A bank that was empty has samples later.
+    learning = any(norm.training for norm in batch_norms(posterior.network).values())
+    key = ("layout", posterior.law.functions, several, learning)
     if key in trace.memo:
         known: Layout = trace.memo[key]
         return known
-    layout, certain = _layout(posterior, trace), True
+    layout, certain = _layout(posterior, trace, alone=learning), True
     if layout.folds and several:
         certain = _try_folding(posterior, layout, repeat_rows(slice_rows(inputs, 0, 1), 2), keys)
     if certain:
@@ -101,7 +104,7 @@ def _budget(posterior: Posterior) -> int:
     return CPU_ELEMENTS if parameter is None or parameter.device.type == "cpu" else DEVICE_ELEMENTS
 
 
-def _layout(posterior: Posterior, trace: Trace) -> Layout:
+def _layout(posterior: Posterior, trace: Trace, *, alone: bool) -> Layout:
     network, law = posterior.network, posterior.law
     if trace.failure is not None:
         return Layout(rows=1, folded_rows=1, folds=False, opaque=True)
@@ -111,9 +114,9 @@ def _layout(posterior: Posterior, trace: Trace) -> Layout:
     layout = Layout(
         rows=max(LEAST_ROWS, budget // widest),
         folded_rows=max(LEAST_ROWS, budget // widest_after),
-        folds=law.together(trace) != "one",
+        folds=not alone and law.together(trace) != "one",
         sites=sites,
-        stacking=law.stacking(trace),
+        stacking=None if alone else law.stacking(trace),
     )
     if network not in sites:
         layout.deterministic = [m for m in network.modules() if sites.isdisjoint(m.modules())]

@@ -228,9 +228,9 @@ def test_regression_splits_its_variance():
     torch.testing.assert_close(prediction.aleatoric, torch.full_like(prediction.aleatoric, 0.25), **EXACT)
 
 
-def test_draws_share_no_pass_and_keep_no_weights():
+def test_draws_are_rows_of_a_pass_and_keep_no_weights():
     made = posterior()
-    assert made.law.together(made.trace(X)) == "one"
+    assert made.law.together(made.trace(X)) == "rows"
     before = {name: tensor.data_ptr() for name, tensor in made.network.state_dict().items()}
     bayesify.predict(made, X, seed=0)
     assert before == {name: tensor.data_ptr() for name, tensor in made.network.state_dict().items()}
