@@ -35,7 +35,7 @@ def warn_of_nan(posterior: Posterior, inputs: Any, parts: Sequence[Prediction], 
         return  # what goes in comes out
     name = first_nan(posterior.network, one)
     if name is None:
-        found = "Its mean network has none there, so it is the prediction: compare how='sampling'."
+        found = "The network itself has none there: the noise is too wide, or this way to predict fails."
     else:
         where = f"Module {name!r}" if name else "The network's own forward"
         found = f"{where} is the first that makes NaN out of numbers: check its weights."

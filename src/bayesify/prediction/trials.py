@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import length_hint
@@ -65,7 +66,9 @@ def judge(
     def predicted(batch: Any) -> tuple[Any, Tensor, bool]:
         inputs, target = posterior.split_batch(to_device(batch, device))
         labels = posterior.likelihood.labels(target)
-        found = predict(posterior, inputs, keep_samples=calibrated and labels is not None, **options)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The prediction is NaN")  # too wide a noise, which is not chosen
+            found = predict(posterior, inputs, keep_samples=calibrated and labels is not None, **options)
         return found, target if labels is None else labels, labels is not None
 
     each = in_order(loader, predicted, norm=lambda: weight_norm(posterior))
