@@ -19,13 +19,19 @@ def operations_table() -> str:
     """Return a line for each kind of rule and each file of rules, with the operations' names."""
     found: dict[tuple[int, str], set[str]] = {}
     for operation, (rule, kind) in rule_kinds().items():
-        if rule.__module__.startswith("bayesify."):
+        if rule.__module__.startswith("bayesify.") and not _is_example(rule):
             assert kind is not None
             found.setdefault((KINDS.index(kind), _about(rule)), set()).add(_plain(operation))
     lines = [["rule", "of", "operations"]]
     for (kind_index, about), names in sorted(found.items()):
         lines.append([KINDS[kind_index], about, " ".join(f"`{name}`" for name in sorted(names))])
     return markdown(lines)
+
+
+def _is_example(rule: Any) -> bool:
+    """Return whether a docstring, which this process has executed, made the rule."""
+    code = getattr(rule, "__code__", None)
+    return code is not None and code.co_filename.startswith("<doctest")
 
 
 def _about(rule: Any) -> str:

@@ -185,7 +185,7 @@ class TableEncoding(Encoding):
             odd: dict[int, str] = {}
             found.append(column.encode(records.columns.get(column.name, []), wrong, odd))
             remarks += [Remark(records.rows[i], text) for i, text in odd.items()]
-        return torch.cat(found, 1).float(), wrong, remarks
+        return torch.cat(found, 1).float(), wrong, sorted(remarks, key=lambda remark: remark.row)
 
     def inputs(self, features: Tensor) -> Tensor:
         """Return the features as they are."""

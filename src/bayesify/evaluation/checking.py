@@ -216,7 +216,7 @@ def _interval(rank: float, number: int) -> tuple[float, float] | None:
     """Return a 95 % interval of Spearman's correlation, by Fisher's z with Bonett and Wright's variance.
 
     >>> [round(end, 3) for end in _interval(0.8, 128)]
-    [0.717, 0.861]
+    [0.715, 0.862]
     """
     if number < 4 or abs(rank) >= 1:
         return None

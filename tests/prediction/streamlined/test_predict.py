@@ -131,11 +131,11 @@ def test_a_changed_posterior_is_seen():
 def test_an_operation_without_a_rule_is_named():
     class Inner(nn.Module):
         def forward(self, x):
-            return torch.cumsum(x, -1)
+            return torch.cumprod(x, -1)
 
     network = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.ReLU(), Inner()), nn.Linear(4, 3))
     posterior = gaussian(network)
-    with pytest.raises(NotImplementedError, match=r"cumsum in module '1.1' .*@bayesify.moment_rule"):
+    with pytest.raises(NotImplementedError, match=r"cumprod in module '1.1' .*@bayesify.moment_rule"):
         predict(posterior, X, how=Streamlined(engine="moments"))
     assert all("forward" not in module.__dict__ and not module._forward_hooks for module in posterior.modules())
     assert predict(posterior, X, how="linearised").epistemic.min() > 0
