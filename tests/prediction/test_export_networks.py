@@ -1,7 +1,7 @@
 """Networks of torchvision, timm and transformers as programs: torch's own and ONNX Runtime equal `predict` to 1e-5.
 
 They are narrow and shallow, since tracing costs time for each operation; one export takes batches of every size.
-EXPORTS=all tries every network at every size, and ResNet-18 with all its blocks, which takes a quarter of an hour; else
+EXPORTS=all tries every network at every size, and ResNet-18 with all its blocks, which takes many minutes; else
 a ViT's program by torch, and by ONNX Runtime that of a network whose gradients are torch's own operations.
 """
 
