@@ -24,7 +24,7 @@ def promises() -> str:
     """Return what guards answered, and how often promises were broken, for the posteriors that were run."""
     heads = [
         "", "max_risk", "examples", "refused %", "broken % (at most 5)", "answered %", "risk %", "known called OOD %",
-        "FPR95 Fashion-MNIST %", "FPR95 notMNIST %", "coverage of sets %", "its lowest class %", "set size",
+        "Fashion-MNIST let pass %", "notMNIST let pass %", "coverage of sets %", "its lowest class %", "set size",
         "coverage by class, lowest %", "set size by class",
     ]  # fmt: skip
     lines = [heads]

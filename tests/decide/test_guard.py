@@ -241,6 +241,18 @@ def test_scores_are_chosen_by_ood_inputs(trained):
     assert (both(_data(8)[0]).codes == OOD).double().mean() < 0.08
 
 
+def test_a_score_that_is_the_same_for_all_is_not_chosen(trained):
+    """Of one function the epistemic part is zero, an AUROC of one half; scores that are surer outside have less."""
+    x, y = _data(1)
+    sure = 40 * torch.eye(4)[1:].repeat(50, 1)  # far behind each cluster, where the network is surest
+    with pytest.warns(UserWarning, match=r"No score .* AUROC of 0\.[0-5].*score='mahalanobis'"):
+        made = Guard.fit(convert(trained, "map"), _loader(x, y), ood_loader=[sure], max_risk=0.1, how="mean")
+    assert made.score.names != ("epistemic",)
+    assert made.numbers["OOD AUROC"] < 0.5
+    told = Guard.fit(convert(trained, "map"), _loader(x, y), max_risk=0.1, how="mean", score="mahalanobis")
+    assert bool((told(sure).codes == OOD).all())
+
+
 def test_feature_scores_survive_files(trained, tmp_path):
     posterior = convert(trained, MCDropout())
     made = Guard.fit(posterior, _loader(*_data(1)), score=["vim", "knn"], max_risk=0.1, num_draws=2)

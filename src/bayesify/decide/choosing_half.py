@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ from bayesify.prediction import Predictor, Views, as_predictor, as_views
 from bayesify.prediction.calibration import calibrate, draws_of
 
 __all__ = ["Chosen", "chosen"]
+
+LEAST_AUROC = 0.6  # below which a score is hardly better than chance
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,9 +138,18 @@ def _score(
     for name in prediction.scores:
         made = Score((name,))
         inside, outside = examined.scores(made), torch.cat([made(*one) for one in others])
-        found[name] = auroc(inside, outside)
+        if bool((inside != inside[0]).any()):  # one that is the same for all, as what one function has of the
+            found[name] = auroc(inside, outside)  # epistemic part, has no threshold
+    if not found:
+        return Score(("total",))
     best = max(found, key=lambda name: found[name])  # the first of equals
     numbers["OOD AUROC"] = found[best]
+    if found[best] < LEAST_AUROC:
+        warnings.warn(
+            f"No score of the prediction tells these OOD inputs from known ones: the best, {best}, has an AUROC of "
+            f"{found[best]:.3f}. Try a distance of features, Guard.fit(..., score='mahalanobis') or score='knn'.",
+            stacklevel=4,  # the call of Guard.fit
+        )
     return Score((best,))
 
 
