@@ -124,7 +124,7 @@ def _maker(values: dict[str, Any], where: str) -> Any:
     if values.get("version") != 1:
         raise ValueError(f"{where} has version {values.get('version')!r} of {name!r}, and this bayesify knows 1.")
     values = with_new_keys(values, kind.old_settings)
-    wrong = [key for key, type_ in kind.settings.items() if not fits(values.get(key), type_)]
+    wrong = [key for key, type_ in kind.settings.items() if key not in values or not fits(values[key], type_)]
     if wrong:
         raise FileError(f"{where} has settings of {name!r} that are missing or cannot be: {wrong}. Save it again.")
     return _Made(kind, {key: values[key] for key in kind.settings}, where)
