@@ -254,8 +254,8 @@ def test_a_fitted_mixture_fits_and_is_unsure_away_from_data():
 @pytest.mark.slow
 def test_the_default_start_does_not_wreck_a_network_with_batch_normalisation():
     """Before any step: draws of the default start keep the accuracy, draws of the paper's start do not."""
-    data = demo.read_data(seed=0, num_train=200)
-    plain, _, _ = demo.train_network(data.train, seed=0, quick=False, progress=False)
+    data = demo.read_data(seed=0, num_train=200, num_val=359)
+    plain, _, _ = demo.train_network(data.train, seed=0, quick=False)
     test = DataLoader(data.test, 500)
 
     def accuracy(posterior) -> float:
