@@ -183,8 +183,8 @@ def worth(story: Story) -> list[str]:
                 f"A mirrored view {verdict} on the validation digits (gain {gain:+.3f} +- {error:.3f} nats), which "
                 "have no mirror symmetry; on photographs it often does help."
             )
-    lines.append("One network, one seed and few digits: this shows what the library does, and proves no method better.")
-    return lines
+    said = "One network, one seed and few digits: this shows what the library does, and proves no method better."
+    return [*lines, said] if lines else []
 
 
 def _gained(gain: Gain) -> str:
