@@ -106,9 +106,13 @@ def test_standard_input_is_read_as_it_comes(made, bayesify, monkeypatch, capsys)
     assert bayesify("decide", folder, "--data", "-", "--form", "csv") == (0, "", "There were no rows.\n")
 
 
-@pytest.mark.parametrize("torn", [0, 7, 100])
-def test_an_interrupted_run_ends_in_the_same_file(made, bayesify, tmp_path, monkeypatch, torn):
+@pytest.mark.parametrize(("form", "torn"), [("csv", 0), ("csv", 7), ("csv", 100), ("parquet", 7)])
+def test_an_interrupted_run_ends_in_the_same_file(made, bayesify, tmp_path, monkeypatch, form, torn):
     folder, rows = made
+    if form == "parquet":
+        pandas = pytest.importorskip("pandas")
+        rows = tmp_path / "rows.parquet"
+        pandas.read_csv(made[1]).to_parquet(rows, row_group_size=50)
     words = ["decide", folder, "--data", rows, "--batch-size", "64", "--skip", "10", "--quiet"]
     assert bayesify(*words, "--out", tmp_path / "whole.jsonl")[0] == 0
     whole = (tmp_path / "whole.jsonl").read_bytes()
