@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 import bayesify
+from bayesify.students import new_student
 from experiments.config import Config, Setting, Task
 from experiments.configs import experiments
 from experiments.cost import epoch_seconds, now
@@ -86,14 +87,17 @@ def _taught(config: Config, seed: int, trial: bool, work: Path, compiled: bool) 
     began = now()
     views = bayesify.Views(*wanted.views) if wanted.views else None
     bayesify.calibrate(teacher, setting.val, views=views, seed=seed)
-    options: dict[str, Any] = {} if trial else {"checkpoint": work / f"{config.fit_hash()}-{seed}"}
-    if not trial:
-        options["checkpoint_steps"] = 100
-    student = bayesify.distill_network(
-        teacher, setting.train, network=setting.network, epochs=1 if trial else wanted.epochs, lr=wanted.lr, seed=seed,
-        progress=False, accuracy_tolerance=1.0, **options,
+    student = new_student(
+        teacher, network=setting.network, draw_seed=seed, epochs=1 if trial else wanted.epochs, lr=wanted.lr,
+        weight_decay=5e-4, schedule="cosine",
     )  # fmt: skip
-    return student, now() - began
+    if compiled:
+        teacher.network.compile()
+        student.network.compile()
+    kept: dict[str, Any] = {"checkpoint": work / f"{config.fit_hash()}-{seed}", "checkpoint_steps": 100}
+    bayesify.fit(student, setting.train, seed=seed, progress=False, accuracy_tolerance=1.0, **({} if trial else kept))
+    student.method = None
+    return (copy.deepcopy(student) if compiled else student).eval(), now() - began  # a copy is not compiled
 
 
 def fitted(

@@ -25,7 +25,7 @@ from bayesify.methods.method import Schedule
 from bayesify.prediction import predict
 from bayesify.selection import Conversion, Selection, select_parameters
 
-__all__ = ["Lesson", "class_information", "distill", "distill_network", "lesson_of"]
+__all__ = ["Lesson", "class_information", "distill", "distill_network", "lesson_of", "new_student"]
 
 LEAST = 1e-10  # nats, and variances
 
@@ -118,6 +118,34 @@ def distill_network(
     require_posterior(teacher)
     if loader is None:
         raise ValueError("A student learns from data: distill(posterior, 'network', loader=train_loader).")
+    student = new_student(
+        teacher, network=network, layer=layer, num_draws=num_draws, draw_seed=seed, epochs=epochs, lr=lr,
+        weight_decay=weight_decay, schedule=schedule,
+    )  # fmt: skip
+    fit(student, loader, seed=seed, checkpoint=checkpoint, **options)
+    student.method = None
+    return student.eval()
+
+
+def new_student(
+    teacher: Posterior,
+    *,
+    network: nn.Module | None = None,
+    layer: str | None = None,
+    num_draws: int | None = None,
+    draw_seed: int = 0,
+    **settings: Any,
+) -> Posterior:
+    """Return a student that has learnt nothing yet, for a `fit` of your own: with callbacks, or compiled.
+
+    Args:
+        teacher: Any posterior for classes or numbers.
+        network: What the student starts from; None takes the teacher's network.
+        layer: Its last linear layer; None finds it.
+        num_draws: Of the teacher for each batch; None takes its own number.
+        draw_seed: Of the teacher's draws.
+        settings: Of training: `epochs`, `lr` and what else a `Method` has.
+    """
     likelihood = _student_likelihood(teacher.likelihood)
     start = teacher.plain_network() if network is None else network
     last = last_linear(start.named_modules()) if layer is None else layer
@@ -126,10 +154,7 @@ def distill_network(
             "A student has its variances from the inputs of a last nn.Linear, and this network has none. Give a "
             "network that has: distill(posterior, 'network', loader=..., network=...)."
         )
-    method = _Imitation(
-        teacher=teacher, layer=last, num_draws=num_draws, draw_seed=seed, epochs=epochs, lr=lr,
-        weight_decay=weight_decay, schedule=schedule,
-    )  # fmt: skip
+    method = _Imitation(teacher=teacher, layer=last, num_draws=num_draws, draw_seed=draw_seed, **settings)
     # A teacher may have frozen its network, whose members it trains; the student's learns.
     held = teacher.frozen if network is None else None
     student = build(start, method, Selection(None, None), likelihood, frozen=held)
@@ -137,9 +162,7 @@ def distill_network(
     inherit(student, teacher)
     student.conversion, student.likelihood, student.output_key = table, likelihood, output_key
     student.law.condition(likelihood)
-    fit(student, loader, seed=seed, checkpoint=checkpoint, **options)
-    student.method = None
-    return student.eval()
+    return student
 
 
 def _student_likelihood(likelihood: Likelihood) -> Likelihood:
