@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 import bayesify
 from tests.fixtures import make_format1, make_format2
+from tests.marks import MIXTURE, TORCH
 
 FORMAT1, FORMAT2 = make_format1.FOLDER, make_format2.FOLDER
 NAMES = (*make_format2.METHODS, *make_format2.MADE)
@@ -36,6 +37,8 @@ def same_kernels():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_the_second_format_saved_is_the_same_function(name):
+    if name == "mixture" and TORCH < (2, 13):
+        pytest.skip(MIXTURE)
     posterior = bayesify.load(FORMAT2 / name, plain())
     if name in make_format2.METHODS:
         assert posterior.method == make_format2.METHODS[name]
@@ -76,6 +79,8 @@ def test_the_second_format_has_every_method_and_is_small():
 
 @pytest.mark.parametrize("name", [*make_format1.METHODS, *make_format1.MADE])
 def test_the_first_format_still_loads_and_predicts_the_same(name):
+    if name == "mixture" and TORCH < (2, 13):
+        pytest.skip(MIXTURE)
     network = make_format1.make_network()
     network.load_state_dict(load_file(FORMAT1 / "network.safetensors"))
     outputs = load_file(FORMAT1 / "expected.safetensors")
