@@ -28,7 +28,7 @@ from bayesify.storage import save
 __all__ = ["Trainer"]
 
 _METHODS = ("learning_rate", "weight_decay", "lr_scheduler_type", "warmup_steps")  # of the arguments, the method's own
-_REACHES_IN = ("label_smoothing_factor", "gradient_checkpointing", "neftune_noise_alpha")
+_REACHES_IN = ("label_smoothing_factor", "activation_checkpointing", "gradient_checkpointing", "neftune_noise_alpha")
 
 
 class Trainer(transformers.Trainer):
@@ -278,7 +278,7 @@ def _refuse(args: transformers.TrainingArguments | None, options: dict[str, Any]
         if getattr(args, name, None):
             raise ValueError(
                 f"TrainingArguments({name}=...) reaches into the model, which a posterior's network is not. Change the "
-                "network before convert (model.gradient_checkpointing_enable()), or leave it out."
+                "network before convert (as with model.gradient_checkpointing_enable()), or leave it out."
             )
 
 
