@@ -162,7 +162,7 @@ def rows_of(
     def add(name: str, cost: float, spread: Tensor, knowledge: Tensor | None, start: int = 0, words: str = "") -> None:
         reference = exact.logits_variance.sum(-1) if samples is None else samples[start:].var(0).sum(-1)
         rank = _rank_correlation(spread.double(), reference.double())
-        low, high = _interval(rank, len(spread)) or (rank, rank)
+        low, high = _interval(spread, reference) or (rank, rank)
         found[name] = {
             "cost": round(cost, 2),
             "ratio": round(float(spread.sum() / reference.sum()), 3),

@@ -29,6 +29,11 @@ from bayesify.prediction import (
 
 __all__ = ["Check", "check"]
 
+LOW, HIGH = 0.8, 1.25  # of a ratio that counts as right
+LOST = 0.05  # of accuracy, from which on weights move too far
+SINGLE = 8  # draws of which each is scored alone
+REPLICATES = 400
+
 
 @dataclass(frozen=True)
 class Check:
@@ -47,8 +52,10 @@ class Check:
         cost: Its time over that of a plain pass.
         sampling_cost: Monte Carlo's.
         advice: What to do.
-        rank_interval: Where the rank correlation of many such examples lies, with 95 % confidence.
+        rank_interval: Where the rank correlation of many such examples lies, with 95 % confidence, by the bootstrap.
         median_epistemic_ratio: The median over examples of the epistemic uncertainty over Monte Carlo's.
+        epistemic_ratios: The same of the surer half of the examples, and of the other; None for numbers.
+        lost_accuracy: The accuracy of the mean's decisions minus that of single draws; None without labels.
         sketch_error: How far variances are from those without a sketch (`Streamlined(sketch=0)`), relative, the median
             over examples; None without a sketch.
     """
@@ -68,13 +75,19 @@ class Check:
     rank_interval: tuple[float, float] | None = None
     median_epistemic_ratio: float | None = None
     sketch_error: float | None = None
+    epistemic_ratios: tuple[float, float] | None = None
+    lost_accuracy: float | None = None
 
     def __str__(self) -> str:
         """Show everything in a few lines."""
         nll = "no targets" if self.nll_difference is None else f"{self.nll_difference:+.4f} nats"
         low, high = self.rank_interval or (self.rank_correlation, self.rank_correlation)
         interval = "" if self.rank_interval is None else f"{low:.3f} to {high:.3f}; "
-        median = "" if self.median_epistemic_ratio is None else f" (median example: {self.median_epistemic_ratio:.3f})"
+        sure, unsure = self.epistemic_ratios or (math.nan, math.nan)
+        halves = "" if self.epistemic_ratios is None else f"; surer half {sure:.3f}, other {unsure:.3f}"
+        median = "" if self.median_epistemic_ratio is None else self.median_epistemic_ratio
+        median = f" (median example: {median:.3f}{halves})" if median else ""
+        lost = [] if self.lost_accuracy is None else [f"  one draw loses    {self.lost_accuracy:.1%} of accuracy"]
         sketch = [] if self.sketch_error is None else [f"  sketch            variances within {self.sketch_error:.1%}"]
         return "\n".join(
             [
@@ -84,6 +97,7 @@ class Check:
                 f"{self.noise_ceiling:.3f})",
                 f"  epistemic ratio   {self.epistemic_ratio:.3f}{median}",
                 *sketch,
+                *lost,
                 f"  NLL difference    {nll}",
                 f"  cost              {self.cost:.1f} plain passes (draws: {self.sampling_cost:.1f})",
                 self.advice,
@@ -133,12 +147,13 @@ def check(
     if num_draws < 4:
         raise ValueError(f"num_draws must be at least 4, to compare two halves, but it is {num_draws}.")
     device = posterior_device(posterior)
-    halves: list[list[Prediction]] = [[], []]
+    halves: list[list[Prediction]] = [[], [], []]
     fast: list[Prediction] = []
     whole: list[Tensor] = []
     unsketched = _unsketched(predictor)
     seconds = {"plain": 0.0, "fast": 0.0, "draws": 0.0}
     scores: list[tuple[float, float, float]] = []
+    answers: list[tuple[float, float, float]] = []
     for batch in islice(loader, max_batches):
         batch = to_device(batch, device)
         inputs = inputs_of(batch)
@@ -157,27 +172,30 @@ def check(
         if unsketched is not None and "backward pass" in str(getattr(fast[-1], "predictor", "")):
             exact = predict(posterior, inputs, how=unsketched, views=views, variance_scale=variance_scale)
             whole.append(exact.output_variance.flatten().double())
-        for half, prediction in zip(halves, drawn, strict=True):
+        mixed = Prediction.mixture(drawn, [0.5, 0.5])
+        for half, prediction in zip(halves, (*drawn, mixed), strict=True):
             half.append(prediction)
         if batch is not inputs and (targets := _targets(posterior, batch)) is not None:
-            likelihood, mixed = posterior.likelihood, Prediction.mixture(drawn, [0.5, 0.5])
+            likelihood = posterior.likelihood
             (nll, count), (other, _) = (
                 likelihood.total_nll(one.log_prob(likelihood.marked(targets)), targets) for one in (fast[-1], mixed)
             )
             scores.append((nll.item(), other.item(), count.item()))
+            answers.extend(_answers(posterior, inputs, targets, fast[-1], views=views, seed=seed))
     if not fast:
         raise ValueError("The loader gave no batch. Check its data set and sampler.")
     found = Prediction.join(fast)
-    first, second = (Prediction.join(half) for half in halves)
-    own, one, two = (prediction.output_variance.flatten().double() for prediction in (found, first, second))
-    drawn_spread = (one + two) / 2
+    first, second, every = (Prediction.join(half) for half in halves)
+    own, one, two, both = (each.output_variance.flatten().double() for each in (found, first, second, every))
+    drawn_spread = _debiased(both, one, two)
     ratio = float(own.sum() / drawn_spread.sum().clamp_min(torch.finfo(own.dtype).tiny))
     rank = _rank_correlation(own, drawn_spread)
     ceiling = _rank_correlation(one, two)
-    known, drawn_known = found.score("epistemic"), (first.score("epistemic") + second.score("epistemic")) / 2
+    known, *parts = (each.score("epistemic").double() for each in (found, every, first, second))
+    drawn_known = _debiased(*parts)
     epistemic = known.sum() / drawn_known.sum()
-    some = drawn_known > 0
-    median = float((known[some] / drawn_known[some]).median()) if bool(some.any()) else None
+    median, ratios = _median_ratios(known, drawn_known, every)
+    lost = _lost_accuracy(answers)
     total = sum(count for _, _, count in scores)
     difference = sum(nll - other for nll, other, _ in scores) / total if total else None
     name = predictor.name if predictor == as_predictor(predictor.name) else repr(predictor)
@@ -193,10 +211,12 @@ def check(
         nll_difference=difference,
         cost=seconds["fast"] / max(seconds["plain"], 1e-9),
         sampling_cost=seconds["draws"] / max(seconds["plain"], 1e-9),
-        advice=_advice(name, ratio, rank, ceiling, median),
-        rank_interval=_interval(rank, len(own)),
+        advice=_advice(predictor, name, ratio, rank, ceiling, (median, *(ratios or ())), lost),
+        rank_interval=_interval(own, drawn_spread),
         median_epistemic_ratio=median,
         sketch_error=_relative_error(own, torch.cat(whole)) if whole else None,
+        epistemic_ratios=ratios,
+        lost_accuracy=lost,
     )
 
 
@@ -212,16 +232,69 @@ def _relative_error(found: Tensor, exact: Tensor) -> float:
     return float((found[some] / exact[some] - 1).abs().median()) if bool(some.any()) else 0.0
 
 
-def _interval(rank: float, number: int) -> tuple[float, float] | None:
-    """Return a 95 % interval of Spearman's correlation, by Fisher's z with Bonett and Wright's variance.
+def _debiased(every: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """Return what infinitely many draws would have, of all draws and of two halves of them.
 
-    >>> [round(end, 3) for end in _interval(0.8, 128)]
-    [0.715, 0.862]
+    The mutual information and the variance of S draws are too small by c / S, and c is what halves differ by.
+
+    >>> draws = torch.tensor([1.0, 2.0, 4.0, 9.0])
+    >>> one, two, every = (part.var(correction=0) for part in (draws[:2], draws[2:], draws))
+    >>> _debiased(every, one, two) == 2 * every - (one + two) / 2
+    tensor(True)
     """
-    if number < 4 or abs(rank) >= 1:
+    return (2 * every - (first + second) / 2).clamp_min(0)
+
+
+def _median_ratios(
+    known: Tensor, drawn: Tensor, prediction: Prediction
+) -> tuple[float | None, tuple[float, float] | None]:
+    """Return the median of ratios over all examples, and over the surer half and the other."""
+    some = drawn > 0
+    if not bool(some.any()):
+        return None, None
+    ratio = known[some] / drawn[some]
+    total = getattr(prediction, "total", None)
+    if total is None or len(ratio) < 4:
+        return float(ratio.median()), None
+    order = prediction.score("total")[some].argsort()
+    middle = len(order) // 2
+    return float(ratio.median()), (float(ratio[order[:middle]].median()), float(ratio[order[middle:]].median()))
+
+
+def _answers(
+    posterior: Posterior, inputs: Any, targets: Tensor, mean: Prediction, *, views: Any, seed: int
+) -> list[tuple[float, float, float]]:
+    """Return how many decisions of the mean outputs are right, how many of single draws on average, and of how many."""
+    logits, labels = getattr(mean, "logits_mean", None), posterior.likelihood.labels(targets)
+    if logits is None or labels is None:
+        return []
+    labels = labels.reshape(logits.shape[:-1])
+    counted = labels >= 0
+    drawn = predict(posterior, inputs, views=views, num_draws=SINGLE, seed=seed, keep_samples=True)
+    samples = getattr(drawn, "samples", None)
+    if samples is None:
+        return []
+    each = (samples.argmax(-1) == labels)[:, counted].sum().item() / len(samples)
+    return [((logits.argmax(-1) == labels)[counted].sum().item(), each, counted.sum().item())]
+
+
+def _lost_accuracy(answers: Sequence[tuple[float, float, float]]) -> float | None:
+    number = sum(count for _, _, count in answers)
+    return sum(mean - one for mean, one, _ in answers) / number if number else None
+
+
+def _interval(one: Tensor, other: Tensor) -> tuple[float, float] | None:
+    """Return a 95 % interval of Spearman's correlation over examples, by the bootstrap; None of fewer than four."""
+    number = len(one)
+    if number < 4:
         return None
-    z, spread = math.atanh(rank), 1.96 * math.sqrt((1 + rank**2 / 2) / (number - 3))
-    return math.tanh(z - spread), math.tanh(z + spread)
+    rows = torch.randint(number, (REPLICATES, number), generator=torch.Generator().manual_seed(0))
+    ranks = (_ranks(each.cpu().double()[rows]) for each in (one, other))
+    x, y = (each - each.mean(1, keepdim=True) for each in ranks)
+    spread = (x.square().sum(1) * y.square().sum(1)).sqrt()
+    found = torch.where(spread > 0, (x * y).sum(1) / spread, 0)
+    low, high = found.quantile(found.new_tensor([0.025, 0.975])).tolist()
+    return low, high
 
 
 def _targets(posterior: Posterior, batch: Any) -> Tensor | None:
@@ -245,27 +318,50 @@ def _rank_correlation(one: Tensor, other: Tensor) -> float:
 
 
 def _ranks(x: Tensor) -> Tensor:
-    """Return ranks; equal values share the mean of theirs."""
-    _, inverse, counts = torch.unique(x, return_inverse=True, return_counts=True)
-    ranks: Tensor = counts.cumsum(0).double() - (counts - 1) / 2
-    return ranks[inverse]
+    """Return ranks over the last dimension; equal values share the mean of theirs.
+
+    >>> _ranks(torch.tensor([5.0, 1.0, 1.0]))
+    tensor([3.0000, 1.5000, 1.5000], dtype=torch.float64)
+    """
+    ordered = x.sort(-1).values
+    low, high = (torch.searchsorted(ordered, x.contiguous(), side=side) for side in ("left", "right"))
+    return (low + high + 1).double() / 2
 
 
-def _advice(how: str, ratio: float, rank: float, ceiling: float, epistemic: float | None = None) -> str:
+def _advice(
+    predictor: Predictor,
+    how: str,
+    ratio: float,
+    rank: float,
+    ceiling: float,
+    epistemic: Sequence[float | None] = (),
+    lost: float | None = None,
+) -> str:
     if ratio == 0:
         return "No output has any variance, so there is nothing to compare; posterior.learned may say why."
-    if rank >= 0.9 * ceiling and 0.8 <= ratio <= 1.25 and epistemic is not None and not 0.8 <= epistemic <= 1.25:
+    if lost is not None and lost > LOST:
         return (
-            f"how={how!r} orders the examples as draws do, with variances of the right size, but its epistemic "
-            f"uncertainty is {epistemic:.2g} times theirs: the outputs are no Gaussians around the mean's here. "
-            "Compare it with itself alone, or use how='sampling'."
+            f"Do not trust how={how!r} here: one draw loses {lost:.1%} of accuracy, so that weights move too far for "
+            "what is known around their mean. Use how='sampling', or a posterior with less noise."
         )
-    if rank >= 0.9 * ceiling and 0.8 <= ratio <= 1.25:
-        return f"Trust how={how!r} here: it orders the examples as draws do, with variances of the right size."
-    if rank >= 0.9 * ceiling:
+    if rank < 0.9 * ceiling:
+        other = "linearised" if how != "linearised" else "sampling"
+        return f"Do not trust how={how!r} here: it orders the examples differently from draws. Try how={other!r}."
+    if not LOW <= ratio <= HIGH:
         return (
             f"how={how!r} orders the examples as draws do, but its variances are off by a factor of {1 / ratio:.2g}: "
             "fit it, scale = fit_variance_scale(posterior, val_loader), and pass variance_scale=scale."
         )
-    other = "linearised" if how != "linearised" else "sampling"
-    return f"Do not trust how={how!r} here: it orders the examples differently from draws. Try how={other!r}."
+    wrong = [value for value in epistemic if value is not None and not LOW <= value <= HIGH]
+    if wrong:
+        worst = max(wrong, key=lambda value: abs(math.log(max(value, 1e-9))))
+        whose = (
+            "" if worst == epistemic[0] else " of the surer half" if worst == epistemic[1] else " of the unsure half"
+        )
+        more = "how=Streamlined(directions=2) may be right; else c" if predictor == Streamlined() else "C"
+        return (
+            f"how={how!r} orders the examples as draws do, with variances of the right size, but do not trust the size "
+            f"of its epistemic uncertainty: that{whose} is {worst:.2g} times theirs. {more}ompare it with itself "
+            "alone, or use how='sampling'."
+        )
+    return f"Trust how={how!r} here: it orders the examples as draws do, with variances of the right size."

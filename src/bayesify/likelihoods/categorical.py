@@ -267,7 +267,7 @@ class Categorical(Likelihood):
         # First order: a logit's move m has the information m' F m / 2 and moves p by F m, F = diag p - p p'.
         product = own * probs if covariance is None else (covariance @ probs[..., None])[..., 0]
         along = (probs * product).sum(-1)
-        information = ((probs * own).sum(-1) - along) / 2
+        information = _information(log_probs, own, covariance)
         spread = (probs**2 * (own - 2 * product + along[..., None])).sum(-1)
         little = own.amax(-1) < LITTLE
         epistemic = torch.where(little, information, total - aleatoric).clamp_min(0)
@@ -284,6 +284,25 @@ class Categorical(Likelihood):
         if self.exponent == 1:
             return made
         return made.repooled(*normalised(flat.pooled.view_as(logits)), self.exponent)
+
+
+def _information(log_probs: Tensor, own: Tensor, covariance: Tensor | None) -> Tensor:
+    """Return E m' F m / 2 over moves m of the logits, F = diag p - p p', without a difference of large numbers.
+
+    Moves are taken relative to that of the most probable class t, which changes nothing: with D their covariance and q
+    the other classes' probabilities, (sum_c q_c D_cc - q' D q) / 2. Independent: sum_c p_c (1 - p_c) v_c / 2.
+    """
+    probs = log_probs.exp()
+    if covariance is None:
+        return (probs * -torch.expm1(log_probs) * own).sum(-1) / 2
+    top = log_probs.argmax(-1, keepdim=True)
+    others = probs.scatter(-1, top, 0.0)
+    with_top = covariance.gather(-2, top[..., None].expand_as(covariance[..., :1, :]))[..., 0, :]
+    of_top, rest = with_top.gather(-1, top), others.sum(-1)
+    differences = own - 2 * with_top + of_top
+    product = (covariance @ others[..., None])[..., 0]
+    square = (others * (product - 2 * rest[..., None] * with_top)).sum(-1) + rest.square() * of_top[..., 0]
+    return ((others * differences).sum(-1) - square) / 2
 
 
 def check_exponent(exponent: float) -> float:

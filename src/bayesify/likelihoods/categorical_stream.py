@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bayesify._core.maths import entropy
+from bayesify._core.maths import entropy, exact_top
 from bayesify.likelihoods.likelihood import Stream
 from bayesify.likelihoods.pooling import PowerMean
 from bayesify.likelihoods.prediction import ClassificationPrediction
@@ -40,7 +40,7 @@ class CategoricalStream(Stream):
         logits = self.likelihood.classes_last(outputs, lead=2)
         energy = -logits.logsumexp(-1).sum(0)
         logits = self.likelihood.tempered(logits, part)
-        log_probs = functional.log_softmax(logits, dim=-1)
+        log_probs = exact_top(functional.log_softmax(logits, dim=-1))
         probs = log_probs.exp()
         logits = logits - logits.mean(-1, keepdim=True)
         log_sum = log_probs.logsumexp(0)
@@ -78,7 +78,7 @@ class CategoricalStream(Stream):
         """Return the prediction of all draws."""
         count = self.count
         sums = [total for total, _ in self.views.values()]
-        log_probs = (sums[0] if len(sums) == 1 else torch.stack(sums).logsumexp(0)) - math.log(count)
+        log_probs = exact_top((sums[0] if len(sums) == 1 else torch.stack(sums).logsumexp(0)) - math.log(count))
         aleatoric, total = self.entropies / count, entropy(log_probs)
         made = ClassificationPrediction(
             log_probs=log_probs,
@@ -98,5 +98,5 @@ class CategoricalStream(Stream):
 
     def _within(self) -> Tensor:
         """Return the mean entropy of the views' averages."""
-        each = [number * entropy(total - math.log(number)) for total, number in self.views.values()]
+        each = [number * entropy(exact_top(total - math.log(number))) for total, number in self.views.values()]
         return torch.stack(each).sum(0) / self.count

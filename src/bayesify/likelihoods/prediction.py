@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bayesify._core.deprecation import warn_renamed
-from bayesify._core.maths import IGNORED, as_double, entropy, gaussian_log_prob, label_log_prob
+from bayesify._core.maths import IGNORED, as_double, entropy, exact_top, gaussian_log_prob, label_log_prob
 from bayesify.likelihoods.base_prediction import Prediction, average, spread, stacked
 from bayesify.likelihoods.pooling import normalised
 
@@ -175,7 +175,7 @@ class ClassificationPrediction(Prediction):
         has_energy = all("energy" in part.scores for part in parts)
         means = stacked(parts, "logits_mean") if known else each
         shares = each.new_tensor(weights).log().view(-1, *(1,) * (each.ndim - 1))
-        averaged, probs = (each + shares).logsumexp(0), each.exp()
+        averaged, probs = exact_top((each + shares).logsumexp(0)), each.exp()
         total, aleatoric = entropy(averaged), average(stacked(parts, "aleatoric"), weights)
         epistemic = (total - aleatoric).clamp_min(0)
         votes = average(_votes(probs, stacked(parts, "variation_ratio")), weights)

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from bayesify._core.maths import exact_top
+
 __all__ = ["Averages", "average_logs", "average_softmax", "covariance_root", "line", "number_of_points"]
 
 MOST, LEAST = 512, 16  # points
@@ -124,21 +126,22 @@ def _average(mean: Tensor, root: Tensor, turn: Tensor | None, z: Tensor, shares:
         # From the largest one on; a difference of 1e4 is nothing, in any precision.
         logits.sub_(logits.amax(1, keepdim=True)).clamp_min_(-1e4)
         each = logits.exp()
-        sums = each.sum(1, keepdim=True)
-        each.div_(sums)
-        if exponent == 0:
-            powers = powers + torch.mv((logits - sums.log()).flatten(0, 1), share).view_as(mean)
-        elif exponent != 1:
-            powers = powers + torch.mv((exponent * (logits - sums.log())).exp().flatten(0, 1), share).view_as(mean)
-        probs = probs + torch.mv(each.flatten(0, 1), share).view_as(mean)
-        entropy = entropy + torch.mv(sums[:, 0].log() - (logits * each).sum(1), share)
-        squares = squares + torch.mv(each.square_().sum(1), share)
+        along = (logits * each).sum(1)
+        if exponent != 1:
+            powers = powers + torch.mv(_power(logits, each, exponent).flatten(0, 1), share).view_as(mean)
         # In place: a comparison that has to become numbers takes ten times as long.
-        votes = votes + torch.mv(logits.eq_(0).flatten(0, 1), share).view_as(mean)
+        top = logits.eq_(0)
+        votes = votes + torch.mv(top.flatten(0, 1), share).view_as(mean)
+        # Without the largest: 1 + 1e-9 is 1, and what a confident prediction is unsure of would be lost.
+        others = (each - top).sum(1) + (top.sum(1) - 1)
+        each.div_((1 + others)[:, None])
+        probs = probs + torch.mv(each.flatten(0, 1), share).view_as(mean)
+        entropy = entropy + torch.mv(others.log1p() - along / (1 + others), share)
+        squares = squares + torch.mv(each.square_().sum(1), share)
     # Below what the type can add up, the value at the mean keeps the order.
     floor = functional.log_softmax(mean, -1).clamp_max(math.log(SMALLEST))
     log_probs = torch.where(probs > SMALLEST, probs.clamp_min(SMALLEST).log(), floor)
-    log_probs = functional.log_softmax(log_probs, -1)
+    log_probs = exact_top(functional.log_softmax(log_probs, -1))
     if exponent == 0:
         pooled = powers
     elif exponent == 1:
@@ -148,6 +151,12 @@ def _average(mean: Tensor, root: Tensor, turn: Tensor | None, z: Tensor, shares:
             powers > SMALLEST, powers.clamp_min(SMALLEST).log() / exponent, functional.log_softmax(mean, -1)
         )
     return Averages(log_probs, entropy, squares, votes, pooled)
+
+
+def _power(logits: Tensor, each: Tensor, exponent: float) -> Tensor:
+    """Return p^a, or ln p for a = 0, from logits (N, C, S) and their exponentials."""
+    log_probs = logits - each.sum(1, keepdim=True).log()
+    return log_probs if exponent == 0 else (exponent * log_probs).exp()
 
 
 def _moved(mean: Tensor, root: Tensor, turn: Tensor | None, z: Tensor) -> Tensor:

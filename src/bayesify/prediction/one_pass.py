@@ -21,7 +21,7 @@ from bayesify.prediction.linearised.output_variances import (
     Head,
     all_variances,
     margin_variances,
-    principal_variances,
+    principal_moments,
 )
 from bayesify.prediction.outputs import OutputMoments, prediction_of
 from bayesify.prediction.predictors import Predictor, Streamlined
@@ -242,7 +242,7 @@ class OnePass:
             assert self.head is not None
             with self.head.watched():
                 made = LinearisedPass(posterior, component, self.plan, inputs, signs=self.signs)
-            return made.outputs, principal_variances(made, component, self.head, self.directions), None
+            return made.outputs, *principal_moments(made, component, self.head, self.directions)
         several = self.way == "linearised"
         made = LinearisedPass(posterior, component, self.plan, inputs, signs=self.signs, several=several)
         variances = margin_variances if self.way == "margin" else all_variances

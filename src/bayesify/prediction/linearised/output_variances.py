@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,8 +16,11 @@ from bayesify.likelihoods import Likelihood
 from bayesify.prediction.linearised.linearisation import LinearisedPass
 from bayesify.prediction.outputs import independent_variances
 
-__all__ = ["Head", "all_variances", "margin_variances", "principal_variances"]
+__all__ = ["Head", "all_variances", "margin_variances", "principal_moments"]
 
+MOST_CLASSES = 64  # of which a covariance is formed
+LITTLE = 1e-3
+SHARE = 0.5  # of the margin in one direction; see docs/methods/streamlined.md
 STEPS = 10  # of power iteration; any direction will do, and the widest is the best
 
 
@@ -91,15 +95,22 @@ class Head:
         self.features = args[0].detach()
 
 
-def principal_variances(found: LinearisedPass, component: Component, head: Head, directions: int = 1) -> Tensor:
-    """Return logits' variances from the exact variance of a few functions of them.
+def principal_moments(
+    found: LinearisedPass, component: Component, head: Head, directions: int = 1
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return logits' variances, or their covariance, from the exact variance of a few functions of them.
 
     Logits z = W h + b have the covariance W S W' + L, S the features' and L what W and b themselves cause, which is
     known. A feature is the noisier the larger it is: S is taken as k diag |h|, so that the covariance is k M + L with
-    M = W diag |h| W', W centred over classes. d_1, ..., d_K are orthonormal directions in which M is widest (one alone
-    is where W W' is, and the same for all examples), and v_i the exact first-order variances of d_i.z without L. They
-    are what the covariance has there, and for the others k = sum_i v_i / sum_i d_i' M d_i. Exact for K + 1 classes,
-    where there are no others.
+    M = W diag |h| W', W centred over classes. d_1, ..., d_K are orthonormal directions, and v_i the exact first-order
+    variances of d_i.z without L. Over all of them k = sum_i v_i / sum_i d_i' M d_i.
+
+    Two logits decide what a prediction is unsure of, and all of them how far it moves. One direction is therefore
+    half the difference of the top two, half where W W' is widest; of k M + L only the diagonal is taken, as variances
+    of independent logits. Several are the difference of the top two, where W W' is widest, and where M is, each
+    orthogonal to those before. The covariance is then k A M A + L with A = I + sum_i (a_i - 1) d_i d_i' and
+    a_i^2 = v_i / (k d_i' M d_i), so that it has what was found in each of them. Exact for K + 1 classes, where there
+    are no others. With many classes its diagonal alone is kept.
     """
     assert head.features is not None
     h = head.features
@@ -110,21 +121,57 @@ def principal_variances(found: LinearisedPass, component: Component, head: Head,
     size = h.abs()
     size = torch.where(size.amax(-1, keepdim=True) > 0, size, 1)
     number = min(directions, centred.shape[0] - 1)
-    chosen = (
-        _widest(centred, size, found.outputs, number) if number > 1 else [_common(centred).expand_as(found.outputs)]
-    )
+    chosen = _directions(centred, size, found.outputs, number)
     rests, shapes, own = [], [], torch.zeros_like(found.outputs)
     for index, direction in enumerate(chosen):
         whole = found.variance(direction, last=index == number - 1)
         own, along = _own(component, head, random, direction)
         rests.append((whole - along).clamp_min(0))
         shapes.append(((direction @ centred).square() * size).sum(-1))
-    scale = torch.stack(rests).sum(0) / torch.stack(shapes).sum(0).clamp_min(torch.finfo(own.dtype).tiny)
-    spread = scale[:, None] * (size @ centred.square().mT)
-    if number > 1:
+    tiny = torch.finfo(own.dtype).tiny
+    scale = torch.stack(rests).sum(0) / torch.stack(shapes).sum(0).clamp_min(tiny)
+    if number == 1:
+        return own + independent_variances(scale[:, None] * (size @ centred.square().mT)), None
+    if centred.shape[0] > MOST_CLASSES:
+        spread = scale[:, None] * (size @ centred.square().mT)
         for direction, rest, shape in zip(chosen, rests, shapes, strict=True):
             spread = spread + (rest - scale * shape)[:, None] * direction.square()
-    return own + independent_variances(spread.clamp_min(0))
+        return own + independent_variances(spread.clamp_min(0)), None
+    root = centred * (scale[:, None] * size).sqrt()[:, None]  # (B, C, D), of k M
+    stretched = root
+    for direction, rest, shape in zip(chosen, rests, shapes, strict=True):
+        factor = (rest / (scale * shape).clamp_min(tiny)).sqrt() - 1
+        stretched = stretched + (factor[:, None] * direction)[..., None] * (direction[:, None] @ root)
+    return None, stretched @ stretched.mT + torch.diag_embed(own)
+
+
+def _directions(centred: Tensor, size: Tensor, outputs: Tensor, number: int) -> list[Tensor]:
+    """Return unit vectors (B, C), orthogonal to each other, of which the variances are asked for."""
+    top = outputs.topk(2, -1).indices
+    margin = torch.zeros_like(outputs).scatter_(1, top[:, :1], 1.0).scatter_(1, top[:, 1:], -1.0) / math.sqrt(2)
+    common = _common(centred).expand_as(outputs)
+    if number == 1:
+        sign = torch.where((margin * common).sum(-1, keepdim=True) < 0, -1.0, 1.0)
+        return [nn.functional.normalize(SHARE * margin + sign * common, dim=-1)]
+    places = outputs.topk(number + 1, -1).indices.unbind(-1)[2:]
+    found = [margin, _rest(common + LITTLE * _single(outputs, places[0]), [margin])]  # were they the same, not nothing
+    for place in places[1:]:
+        found.append(_widest(centred, size, _single(outputs, place), found))
+    return found
+
+
+def _single(outputs: Tensor, place: Tensor) -> Tensor:
+    """Return the direction (B, C) of one class of each example."""
+    return torch.zeros_like(outputs).scatter_(1, place[:, None], 1) - 1 / outputs.shape[-1]
+
+
+def _rest(direction: Tensor, known: list[Tensor]) -> Tensor:
+    """Return what of a direction is orthogonal to others, of length one."""
+    for _ in range(2):  # once more, for what rounding left
+        for other in known:
+            direction = direction - (direction * other).sum(-1, keepdim=True) * other
+        direction = nn.functional.normalize(direction, dim=-1)
+    return direction
 
 
 def _common(centred: Tensor) -> Tensor:
@@ -136,18 +183,11 @@ def _common(centred: Tensor) -> Tensor:
     return direction
 
 
-def _widest(centred: Tensor, size: Tensor, outputs: Tensor, number: int) -> list[Tensor]:
-    """Return orthonormal directions (B, C) in which M = W diag |h| W' is widest, by the power method."""
-    classes = outputs.shape[-1]
-    found: list[Tensor] = []
-    for place in outputs.topk(number, -1).indices.unbind(-1):
-        direction = torch.zeros_like(outputs).scatter_(1, place[:, None], 1) - 1 / classes
-        for _ in range(STEPS):
-            direction = nn.functional.normalize(((direction @ centred) * size) @ centred.mT, dim=-1)
-            for known in found:
-                direction = direction - (direction * known).sum(-1, keepdim=True) * known
-        found.append(nn.functional.normalize(direction, dim=-1) if found else direction)
-    return found
+def _widest(centred: Tensor, size: Tensor, direction: Tensor, known: list[Tensor]) -> Tensor:
+    """Return a direction (B, C) beside the known ones in which M = W diag |h| W' is wide, by the power method."""
+    for _ in range(STEPS):
+        direction = _rest(((direction @ centred) * size) @ centred.mT, known)
+    return direction
 
 
 def _own(component: Component, head: Head, random: list[str], direction: Tensor) -> tuple[Tensor, Tensor]:
