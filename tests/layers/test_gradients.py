@@ -7,6 +7,7 @@ from torch.testing import assert_close
 
 from bayesify.layers import (
     AffineGradients,
+    Convolution,
     EmbeddingGradients,
     LinearGradients,
     _gradients,
@@ -138,3 +139,26 @@ def test_what_is_no_norm_is_not_normalised():
     assert layer_type(nn.Linear).norm is None
     with pytest.raises(TypeError, match="Linear is no known normalisation layer"):
         _gradients.normalised(nn.Linear(2, 2), torch.ones(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "dilation", "groups"),
+    [
+        ((3,), (2,), (1,), (1,), 1),
+        ((3, 2), (1, 2), (1, 0), (2, 1), 2),
+        ((1, 1), (1, 1), (0, 0), (1, 1), 1),
+        ((2, 1, 3), (1, 1, 2), (0, 1, 1), (1, 1, 1), 1),
+    ],
+)
+def test_few_channels_are_copied(kernel, stride, padding, dilation, groups):
+    """The gradient of each example's kernel by copies of what it meets is that of a convolution with groups."""
+    operation = Convolution(stride, padding, dilation, False, (0,) * len(kernel), groups)
+    torch.manual_seed(0)
+    x, weight = (
+        torch.randn(3, 1, 4, *(7,) * len(kernel)).double(),
+        torch.randn(6, 4 // groups, *kernel).double(),
+    )
+    grad = torch.randn_like(operation.shared(x, weight))
+    expected = operation.each_backward(grad, x, weight.expand(3, *weight.shape), need_x=False)[1]
+    torch.testing.assert_close(operation.each_by_copies(grad, x, weight.shape), expected)
+    torch.testing.assert_close(operation.each_gradient(grad, x, weight), expected)

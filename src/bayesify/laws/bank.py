@@ -228,7 +228,8 @@ class BankLaw(Law):
 
     def stacked(self, keys: Sequence[Key]) -> dict[str, Stack]:
         """Return samples as stacked tensors, without a copy where they are at equal distances."""
-        weights = _take(self.samples, [self.row_of(key) for key in keys])
+        size = len(self.samples)  # once: a bank has hundreds of rows
+        weights = _take(self.samples, [key.index % size for key in keys])
         return {**self.codec.split(weights.to(self._dtype()))}
 
     @torch.no_grad()

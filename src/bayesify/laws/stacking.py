@@ -22,7 +22,8 @@ from bayesify.layers import Family, layer_type, normalised, padded
 __all__ = ["Stack", "StackedLayer", "Stacking", "find_stacking", "whole_stack"]
 
 Stack = Tensor | tuple[Tensor, ...]  # (S, ...), or the draws' own tensors one by one
-# Entries of a weight from which on reading it takes longer than a call: products go one after another, without a copy.
+# Entries of a weight from which on reading it takes longer than a call: products with tensors that are not one stack go
+# one after another, without a copy.
 LARGE = 2**16
 
 
@@ -167,7 +168,7 @@ def _linear(layer: nn.Linear, x: Tensor, visit: _Visit) -> Tensor:
     if weight is None:
         y = functional.linear(flat, layer.weight)
         y = y if bias is None else y + bias[:, None].to(y.dtype)
-    elif weight[0].numel() >= LARGE:
+    elif not isinstance(weight, Tensor) and weight[0].numel() >= LARGE:
         none = [None] * visit.draws
         biases = none if bias is None else bias.expand(visit.draws, -1)
         y = torch.stack([

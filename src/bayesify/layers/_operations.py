@@ -18,6 +18,7 @@ from torch.nn import functional
 __all__ = ["Convolution", "LinearMap", "Operation", "is_traced"]
 
 Gradients = tuple[Tensor | None, Tensor]
+FEW_CHANNELS = 4  # of an input, up to which copies for each entry of a kernel and a product beat a grouped convolution
 
 
 def is_traced(x: Tensor) -> bool:
@@ -146,8 +147,36 @@ class Convolution(Operation):
         """Return the gradient of each example's weight, (B, *weight)."""
         if is_traced(grad):  # the transpose maps outputs to inputs, so that these change places
             return self.each_by_patches(*((x, grad) if self.transposed else (grad, x)), weight.shape)
+        if self._narrow(x, weight):
+            return self.each_by_copies(grad, x, weight.shape)
         # Only the shape of the weights matters to their gradient.
         return self.each_backward(grad, x, weight.new_empty(x.shape[0], *weight.shape), need_x=False)[1]
+
+    def _narrow(self, x: Tensor, weight: Tensor) -> bool:
+        """Return whether what a kernel meets is so small that a product with it is faster than a convolution."""
+        if self.transposed or x.shape[1] != 1:
+            return False
+        whole = set(weight.shape[2:]) | set(self.stride) == {1} and not any(self.padding)
+        return whole or weight.shape[1] <= FEW_CHANNELS
+
+    def each_by_copies(self, grad: Tensor, x: Tensor, shape: torch.Size) -> Tensor:
+        """Return each example's gradient of the weight from copies of what each offset of the kernel meets.
+
+        For one map for each example, (B, 1, C, ...), and a convolution that is not transposed.
+        """
+        rows, dims = x.shape[0], len(self.stride)
+        pads = [size for pad in reversed(self.padding) for size in (pad, pad)]
+        wide = (functional.pad(x[:, 0], pads) if any(pads) else x[:, 0]).contiguous()
+        steps = wide.stride()[2:]
+        sizes = (*wide.shape[:2], *shape[2:], *grad.shape[3:])
+        strides = (
+            *wide.stride()[:2],
+            *(step * self.dilation[i] for i, step in enumerate(steps)),
+            *(step * self.stride[i] for i, step in enumerate(steps)),
+        )
+        met = wide.as_strided(sizes, strides).reshape(rows, self.groups, math.prod(shape[1:]), -1)
+        flow = grad[:, 0].flatten(-dims).reshape(rows, self.groups, shape[0] // self.groups, -1)
+        return (met @ flow.mT).mT.reshape(rows, *shape)
 
     # torch's own backward operation is not in ONNX, and a group for each example would fix the size of a batch there: a
     # pass that is traced has operations that every runtime has.

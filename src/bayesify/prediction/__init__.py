@@ -195,7 +195,7 @@ def _predict_batch(
     trace = posterior.trace(batch)
     try:
         run = predictor.prepared(posterior, batch, request)
-        rows = chunk_size or rows_per_pass(posterior, trace, count)
+        rows = chunk_size or predictor.breadth * rows_per_pass(posterior, trace, count)
         spread, parts = request.input_variance, []
         each = spread is not None and spread.ndim > 0 and len(spread) == count
         for start in bar(range(0, count, rows), "predict", shown=progress):

@@ -60,11 +60,13 @@ class Predictor(ABC):
         name: What `predict(how=...)` calls it.
         random: Whether what it says depends on draws of the network.
         variances: Whether it has variances without draws, which can be scaled.
+        breadth: How many times as many examples a pass takes as keep its widest activation in the cache.
     """
 
     name: ClassVar[str]
     random: ClassVar[bool] = False
     variances: ClassVar[bool] = False
+    breadth: ClassVar[int] = 1
 
     @abstractmethod
     def supports(self, posterior: Posterior) -> Answer:
@@ -157,6 +159,7 @@ class _WithoutDraws(Predictor):
     """What predictors of means and variances share."""
 
     variances: ClassVar[bool] = True
+    breadth: ClassVar[int] = 2  # activations that wait for a backward pass leave the cache, and calls cost more
 
     def supports(self, posterior: Posterior) -> Answer:
         """True where the posterior's law is a mixture of Gaussians, in weights or in layers' noise."""

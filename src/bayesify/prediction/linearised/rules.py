@@ -26,6 +26,7 @@ from bayesify.layers import (
     ExampleGradients,
     Factors,
     LinearGradients,
+    is_traced,
 )
 from bayesify.prediction.linearised.accumulator import Ledger, Part
 from bayesify.prediction.linearised.sketch import Sketch
@@ -265,6 +266,9 @@ class AffineCall(LayerCall):
         if slope is None or offset is None:
             y = x if slope is None else x * slope
             return y if offset is None else y + self._aligned(offset, x)
+        if self.dims == (1,) and not is_traced(x):  # normalisation's own kernel is faster than broadcasting
+            flat = slope.reshape(-1)
+            return functional.batch_norm(x, torch.zeros_like(flat), torch.ones_like(flat), flat, offset, eps=0.0)
         return torch.addcmul(self._aligned(offset, x), x, slope)
 
     def of_input(self, grad: Tensor, x: Tensor) -> Tensor:

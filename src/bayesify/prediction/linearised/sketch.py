@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -26,8 +25,8 @@ class Sketch:
 
         sum_ij r_i c_j G_ij^2 = sum_i r_i ( (Z q)_i^2 + E[ (Z (I - q q') e)_i^2 ] )
 
-    whatever q is. Here q is each example's own: where its inputs are largest, by one step of the power method from
-    their mean, which is most of what positive activations are; the signs have to guess the rest alone. G times a
+    whatever q is. Here q is each example's own, the mean of its inputs, which is most of what positive activations are;
+    the signs have to guess the rest alone. G times a
     vector v is the gradient in the weight of one channel, sum_j v_j x_j, so that 1 + R channels do for all.
 
     Signs are a function of the tensor's name, and q of the example, so that the numbers depend on no batch.
@@ -108,13 +107,8 @@ class Sketch:
 
     def mixed(self, x: Tensor) -> Tensor:
         """Return the inputs (B, groups, C, T) along q and along the signs beside it, (B, groups, 1 + R, T)."""
-        start = x.mean(-1) * self._squares
-        largest = (x @ (start[:, :, None] @ x).mT)[..., 0] * self.columns
+        largest = x.mean(-1) * self.columns
         first = functional.normalize(largest, dim=-1, eps=torch.finfo(x.dtype).tiny)[:, :, None]
         others = self.signs - (first @ self.signs.mT).mT * first
         mixture: Tensor = (torch.cat([first, others], 2) * self.columns[:, None]) @ x
         return mixture
-
-    @cached_property
-    def _squares(self) -> Tensor:
-        return self.columns.square()
