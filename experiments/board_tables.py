@@ -42,7 +42,7 @@ SHIFT: Columns = {
 }
 # The page that helps to choose shows what rows cost and gain in short; those of a tuple are of another experiment.
 TASK = "scoreboard_cifar_resnet20"
-ONE = "network + 1 restart"
+ONE, TWO = "network + 1 restart", "network + 2 restarts"
 CHOSEN_ROWS: dict[str, str | tuple[str, str]] = {
     "the network as it is": "plain",
     "+ a temperature": "plain + temperature",
@@ -54,6 +54,8 @@ CHOSEN_ROWS: dict[str, str | tuple[str, str]] = {
     "the same, mirrored": "BayesAdapter, not fitted, widened + mirror",
     "the network and a restart of 12 epochs, mirrored": ("gain_cifar", f"{ONE}, 4 passes, log-probabilities"),
     "the same, four views": ("gain_cifar", f"{ONE}, 8 passes, log-probabilities"),
+    "the network and two restarts, mirrored": ("gain_cifar", f"{TWO}, 6 passes, log-probabilities"),
+    "the same two, four views": ("gain_cifar", f"{TWO}, 12 passes, log-probabilities"),
 }
 README_ROWS = (
     "the network as it is",
