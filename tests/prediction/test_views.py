@@ -191,6 +191,35 @@ def test_without_draws_a_view_is_a_component():
     torch.testing.assert_close(found.probs, drawn.probs, rtol=0, atol=0.02)
 
 
+@pytest.mark.filterwarnings("ignore:.*never:UserWarning", "ignore:.*learned:UserWarning")
+@pytest.mark.parametrize("directions", [1, 2])
+def test_moments_over_views_and_members_are_those_of_a_loop(directions):
+    """Mean of means, and mean of variances plus variance of means, over two views of two members with noise."""
+    torch.manual_seed(0)
+    members = [bayesify.convert(classifier().double(), BayesAdapter(start_std=(0.05, 0.05))) for _ in range(2)]
+    with torch.no_grad():
+        for parameter in members[1].network.parameters():
+            parameter.mul_(1.3)
+    posterior, x = bayesify.ensemble(members), images().double()
+    posterior.views = BOTH
+    how = bayesify.Streamlined(engine="principal", directions=directions)
+    found = bayesify.predict(posterior, x, how=how)
+    each = [bayesify.predict(one, y, how=how, views="identity") for y in (x, x.flip(-1)) for one in members]
+    means, variances, probs = (
+        torch.stack([getattr(one, name) for one in each]) for name in ("logits_mean", "logits_variance", "probs")
+    )
+    exact = {"rtol": 1e-9, "atol": 1e-12}
+    torch.testing.assert_close(found.logits_mean, means.mean(0), **exact)
+    torch.testing.assert_close(found.logits_variance, variances.mean(0) + means.var(0, correction=0), **exact)
+    torch.testing.assert_close(found.probs, probs.mean(0), **exact)
+    total = special.entr(probs.mean(0).numpy()).sum(-1)
+    within = torch.stack([one.aleatoric for one in each]).mean(0)
+    torch.testing.assert_close(found.epistemic, torch.from_numpy(total) - within, **exact)
+    of_views = special.entr(probs.view(2, 2, *probs.shape[1:]).mean(1).numpy()).sum(-1).mean(0)
+    torch.testing.assert_close(found.view_epistemic, torch.from_numpy(total - of_views), rtol=1e-7, atol=1e-12)
+    assert bool((means.var(0).sum(-1) > 1e-6).all())
+
+
 # -- maps and numbers ---------------------------------------------------------------------------------------------
 
 

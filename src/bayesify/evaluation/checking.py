@@ -211,7 +211,9 @@ def check(
         nll_difference=difference,
         cost=seconds["fast"] / max(seconds["plain"], 1e-9),
         sampling_cost=seconds["draws"] / max(seconds["plain"], 1e-9),
-        advice=_advice(predictor, name, ratio, rank, ceiling, (median, *(ratios or ())), lost),
+        advice=_with_members(
+            predictor, _advice(predictor, name, ratio, rank, ceiling, (median, *(ratios or ())), lost)
+        ),
         rank_interval=_interval(own, drawn_spread),
         median_epistemic_ratio=median,
         sketch_error=_relative_error(own, torch.cat(whole)) if whole else None,
@@ -326,6 +328,13 @@ def _ranks(x: Tensor) -> Tensor:
     ordered = x.sort(-1).values
     low, high = (torch.searchsorted(ordered, x.contiguous(), side=side) for side in ("left", "right"))
     return (low + high + 1).double() / 2
+
+
+def _with_members(predictor: Predictor, advice: str) -> str:
+    """Say, where something is wrong, that it may be that members are too far apart for one pass."""
+    if getattr(predictor, "members", "each") == "each" or advice.startswith("Trust"):
+        return advice
+    return f"{advice} Members may be too far apart for one Gaussian: Streamlined() takes a pass for each."
 
 
 def _advice(

@@ -23,6 +23,7 @@ from bayesify.prediction.linearised.output_variances import (
     margin_variances,
     principal_moments,
 )
+from bayesify.prediction.matching import matched
 from bayesify.prediction.outputs import OutputMoments, prediction_of
 from bayesify.prediction.predictors import Predictor, Streamlined
 from bayesify.prediction.streamlined import MomentsPass
@@ -64,6 +65,8 @@ class OnePass:
         found = posterior.components(trace)
         if isinstance(found, Refusal):
             raise ValueError(str(found))
+        if getattr(predictor, "members", "each") == "matched" and len(found) > 1:
+            found = [matched(found, posterior.network, posterior.likelihood)]
         self.posterior = posterior
         self.components = found
         self.covariance = predictor.covariance if isinstance(predictor, Streamlined) else "none"

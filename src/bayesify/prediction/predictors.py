@@ -35,6 +35,7 @@ __all__ = [
 Answer = Literal[True] | Refusal
 Engine = Literal["auto", "moments", "principal", "margin"]
 Covariance = Literal["none", "full", "per-head"]
+Members = Literal["each", "matched"]
 Chunk = Callable[[Any, Tensor | None], Prediction]
 
 
@@ -215,6 +216,9 @@ class Streamlined(_WithoutDraws):
             weight meets many positions while a backward pass adds up squares; 0 adds up all channels.
         covariance: "none"; "full" carries covariances through stacks of linear layers and activations; "per-head"
             carries those within each head of attention. Both are of "moments".
+        members: "each" takes a pass for each member; "matched" takes one pass for all, where they differ in scales and
+            shifts of normalisation layers alone (ABNN): one Gaussian with the members' mean and covariance, exact to
+            first order in what they differ by. `check` tells whether they are near enough.
 
     Example:
         >>> Streamlined(engine="moments")
@@ -228,12 +232,14 @@ class Streamlined(_WithoutDraws):
     covariance: Covariance = "none"
     directions: int = 1
     sketch: int = 1
+    members: Members = "each"
 
     def __post_init__(self) -> None:
         """Refuse what there is not."""
         for name, value, known in (
             ("engine", self.engine, get_args(Engine)),
             ("covariance", self.covariance, get_args(Covariance)),
+            ("members", self.members, get_args(Members)),
         ):
             if value not in known:
                 raise ValueError(f"{name} must be one of {list(known)}, but it is {value!r}.")
