@@ -79,11 +79,11 @@ def test_interval_of_a_rank_correlation():
     pearson, number = 0.8, 60
     spearman = 6 / torch.pi * torch.asin(torch.tensor(pearson / 2)).item()
     held = 0
-    for _ in range(100):
+    for _ in range(400):
         one, other = torch.randn(2, number, generator=generator, dtype=torch.float64)
         low, high = _interval(one, pearson * one + (1 - pearson**2) ** 0.5 * other)
         held += low < spearman < high
-    assert held / 100 > 0.87  # 95 less three standard errors, and less what few examples cost the percentiles
+    assert 0.90 < held / 400 < 0.98  # few examples cost the percentiles a little
     assert _interval(one[:3], other[:3]) is None
 
 
