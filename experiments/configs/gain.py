@@ -119,13 +119,15 @@ def _student() -> list[Config]:
     Its six epochs cost two plain ones each, since the teacher sees every image too; with the restarts that makes 36.
     """
     task, members = CifarTraining("usual"), (PLAIN, *RESTARTS[:2])
+    ways = {
+        "student": Way(how="streamlined"),
+        "student + mirror": Way(how="streamlined", views=MIRROR),
+        "student + mirror, log-probabilities": Way(how="streamlined", views=MIRROR, pooling="log-probs"),
+    }
     return [
-        Config(
-            f"student{' + mirror' * bool(views)}", task, MAP(), (Board(way=Way(how="streamlined", views=views)),),
-            members=members, student=Student(epochs=6, views=()),
-        )
-        for views in ((), MIRROR)
-    ]  # fmt: skip
+        Config(name, task, MAP(), (Board(way=way),), members=members, student=Student(epochs=6, views=()))
+        for name, way in ways.items()
+    ]
 
 
 EXPERIMENTS = {
