@@ -87,6 +87,8 @@ class Cell:
     def _value(self, row: Any, part: str) -> float:
         for key in self.path:
             row = row[part if key == "part" else key]
+        if row is None:  # what has no such number, as a prediction without draws has no passes to count
+            raise KeyError(self.path[-1])
         return float(row)
 
 
