@@ -32,7 +32,8 @@ __all__ = ["Check", "check"]
 LOW, HIGH = 0.8, 1.25  # of a ratio that counts as right
 LOST = 0.05  # of accuracy, from which on weights move too far
 SINGLE = 8  # draws of which each is scored alone
-REPLICATES = 400
+REPLICATES, FEWEST = 400, 40  # of a bootstrap
+MOST = 2**24  # numbers that are drawn for it, unless the fewest take more
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,8 @@ class Check:
         interval = "" if self.rank_interval is None else f"{low:.3f} to {high:.3f}; "
         sure, unsure = self.epistemic_ratios or (math.nan, math.nan)
         halves = "" if self.epistemic_ratios is None else f"; surer half {sure:.3f}, other {unsure:.3f}"
-        median = "" if self.median_epistemic_ratio is None else self.median_epistemic_ratio
-        median = f" (median example: {median:.3f}{halves})" if median else ""
+        ratio = self.median_epistemic_ratio
+        median = "" if ratio is None else f" (median example: {ratio:.3f}{halves})"
         lost = [] if self.lost_accuracy is None else [f"  one draw loses    {self.lost_accuracy:.1%} of accuracy"]
         sketch = [] if self.sketch_error is None else [f"  sketch            variances within {self.sketch_error:.1%}"]
         return "\n".join(
@@ -290,12 +291,13 @@ def _interval(one: Tensor, other: Tensor) -> tuple[float, float] | None:
     number = len(one)
     if number < 4:
         return None
-    rows = torch.randint(number, (REPLICATES, number), generator=torch.Generator().manual_seed(0))
-    ranks = (_ranks(each.cpu().double()[rows]) for each in (one, other))
-    x, y = (each - each.mean(1, keepdim=True) for each in ranks)
-    spread = (x.square().sum(1) * y.square().sum(1)).sqrt()
-    found = torch.where(spread > 0, (x * y).sum(1) / spread, 0)
-    low, high = found.quantile(found.new_tensor([0.025, 0.975])).tolist()
+    generator = torch.Generator().manual_seed(0)
+    one, other = one.cpu(), other.cpu()
+    found = []
+    for _ in range(min(REPLICATES, max(FEWEST, MOST // number))):  # one at a time: positions of images are many
+        rows = torch.randint(number, (number,), generator=generator)
+        found.append(_rank_correlation(one[rows], other[rows]))
+    low, high = torch.tensor(found, dtype=torch.float64).quantile(torch.tensor([0.025, 0.975]).double()).tolist()
     return low, high
 
 
@@ -332,9 +334,9 @@ def _ranks(x: Tensor) -> Tensor:
 
 def _with_members(predictor: Predictor, advice: str) -> str:
     """Say, where something is wrong, that it may be that members are too far apart for one pass."""
-    if getattr(predictor, "members", "each") == "each" or advice.startswith("Trust"):
-        return advice
-    return f"{advice} Members may be too far apart for one Gaussian: Streamlined() takes a pass for each."
+    if isinstance(predictor, Streamlined) and predictor.members == "matched" and not advice.startswith("Trust"):
+        return f"{advice} Members may be too far apart for one Gaussian: Streamlined() takes a pass for each."
+    return advice
 
 
 def _advice(

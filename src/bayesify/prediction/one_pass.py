@@ -65,7 +65,7 @@ class OnePass:
         found = posterior.components(trace)
         if isinstance(found, Refusal):
             raise ValueError(str(found))
-        if getattr(predictor, "members", "each") == "matched" and len(found) > 1:
+        if isinstance(predictor, Streamlined) and predictor.members == "matched" and len(found) > 1:
             found = [matched(found, posterior.network, posterior.likelihood)]
         self.posterior = posterior
         self.components = found

@@ -151,8 +151,8 @@ def _directions(centred: Tensor, size: Tensor, outputs: Tensor, number: int) -> 
     margin = torch.zeros_like(outputs).scatter_(1, top[:, :1], 1.0).scatter_(1, top[:, 1:], -1.0) / math.sqrt(2)
     common = _common(centred).expand_as(outputs)
     if number == 1:
-        sign = torch.where((margin * common).sum(-1, keepdim=True) < 0, -1.0, 1.0)
-        return [nn.functional.normalize(SHARE * margin + sign * common, dim=-1)]
+        agreeing = torch.where((margin * common).sum(-1, keepdim=True) < 0, -common, common)
+        return [nn.functional.normalize(SHARE * margin + agreeing, dim=-1)]
     places = outputs.topk(number + 1, -1).indices.unbind(-1)[2:]
     found = [margin, _rest(common + LITTLE * _single(outputs, places[0]), [margin])]  # were they the same, not nothing
     for place in places[1:]:
