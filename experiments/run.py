@@ -87,10 +87,8 @@ def _taught(config: Config, seed: int, trial: bool, work: Path, compiled: bool) 
     began = now()
     views = bayesify.Views(*wanted.views) if wanted.views else None
     bayesify.calibrate(teacher, setting.val, views=views, seed=seed)
-    student = new_student(
-        teacher, network=setting.network, draw_seed=seed, epochs=1 if trial else wanted.epochs, lr=wanted.lr,
-        weight_decay=5e-4, schedule="cosine",
-    )  # fmt: skip
+    epochs = 1 if trial else wanted.epochs
+    student = new_student(teacher, network=setting.network, draw_seed=seed, epochs=epochs, lr=wanted.lr)
     if compiled:
         teacher.network.compile()
         student.network.compile()

@@ -115,7 +115,6 @@ def distill_network(
         The student: `predict(student, x, how="streamlined")` is one pass, with total, aleatoric and epistemic
         uncertainty; `predict(student, x)` draws, and computes all but the last layer once.
     """
-    require_posterior(teacher)
     if loader is None:
         raise ValueError("A student learns from data: distill(posterior, 'network', loader=train_loader).")
     student = new_student(
@@ -132,9 +131,12 @@ def new_student(
     *,
     network: nn.Module | None = None,
     layer: str | None = None,
+    epochs: int = 10,
+    lr: float = 0.05,
+    weight_decay: float = 5e-4,
+    schedule: Schedule = "cosine",
     num_draws: int | None = None,
     draw_seed: int = 0,
-    **settings: Any,
 ) -> Posterior:
     """Return a student that has learnt nothing yet, for a `fit` of your own: with callbacks, or compiled.
 
@@ -142,10 +144,20 @@ def new_student(
         teacher: Any posterior for classes or numbers.
         network: What the student starts from; None takes the teacher's network.
         layer: Its last linear layer; None finds it.
+        epochs: What `fit` takes if it is not told.
+        lr: Of SGD with Nesterov's momentum.
+        weight_decay: Of the network, never of the variances.
+        schedule: Of the rate, see `Method`.
         num_draws: Of the teacher for each batch; None takes its own number.
         draw_seed: Of the teacher's draws.
-        settings: Of training: `epochs`, `lr` and what else a `Method` has.
+
+    Example:
+        >>> from bayesify import ensemble
+        >>> student = new_student(ensemble([nn.Linear(2, 3) for _ in range(4)]), epochs=2)
+        >>> student.law.name, student.method.epochs
+        ('student', 2)
     """
+    require_posterior(teacher)
     likelihood = _student_likelihood(teacher.likelihood)
     start = teacher.plain_network() if network is None else network
     last = last_linear(start.named_modules()) if layer is None else layer
@@ -154,7 +166,10 @@ def new_student(
             "A student has its variances from the inputs of a last nn.Linear, and this network has none. Give a "
             "network that has: distill(posterior, 'network', loader=..., network=...)."
         )
-    method = _Imitation(teacher=teacher, layer=last, num_draws=num_draws, draw_seed=draw_seed, **settings)
+    method = _Imitation(
+        teacher=teacher, layer=last, num_draws=num_draws, draw_seed=draw_seed, epochs=epochs, lr=lr,
+        weight_decay=weight_decay, schedule=schedule,
+    )  # fmt: skip
     # A teacher may have frozen its network, whose members it trains; the student's learns.
     held = teacher.frozen if network is None else None
     student = build(start, method, Selection(None, None), likelihood, frozen=held)
