@@ -94,9 +94,7 @@ def resnet(depth: int, arguments: argparse.Namespace) -> dict[str, tuple[nn.Modu
 def minilm(arguments: argparse.Namespace) -> dict[str, tuple[nn.Module, Posterior, Any]]:
     """Load a sentence encoder, with a random head on the mean over tokens."""
     from experiments.clinc import Classifier, make_encoder
-    from tests.torchvision_stub import declare_torchvision_operators
 
-    declare_torchvision_operators()
     torch.manual_seed(0)
     encoder, width, tokenise = make_encoder(arguments.encoder)
     network = Classifier(encoder, width, 10).eval()

@@ -65,6 +65,9 @@ def make_encoder(folder: str) -> tuple[nn.Module, int, Tokenise]:
 
     The folder "tiny" is a small random encoder of characters, to try things.
     """
+    from tests.torchvision_stub import declare_torchvision_operators
+
+    declare_torchvision_operators()  # transformers imports torchvision, which may not fit this torch
     from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
 
     if folder == "tiny":
