@@ -3,7 +3,8 @@
 `python -m experiments.keep FOLDER --of gain_cifar "network + 3 restarts, 12 passes, log-probabilities" --work work`
 fits the row (from its checkpoints in `--work`), makes it ready on the validation data as the row says, and saves it.
 `python -m experiments.keep FOLDER` loads it on the network that the row starts from, predicts the test set, and prints
-the figures, so that anyone can check them. The folder's `row.json` says which row it is.
+the figures, so that anyone can check them. The folder's `row.json` says which row it is. With `--unpack` it also puts
+the networks of an ensemble's members into `--work`, where other rows that have them as members find them.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import save_file
+
 import bayesify
+from bayesify.laws import MemberLaw
 from experiments.board import Board
 from experiments.config import Config
 from experiments.examples import columns_of, figures
 from experiments.measures import targets_of
-from experiments.run import fitted, found, ready
+from experiments.run import fitted, found, network_path, ready
 
-__all__ = ["keep", "main", "measure"]
+__all__ = ["keep", "main", "measure", "unpack"]
 
 ROW = "row.json"
 
@@ -46,6 +50,22 @@ def measure(folder: Path, config: Config, *, seed: int, work: Path) -> dict[str,
     return figures(columns_of(prediction, targets_of(posterior, setting.test), scale=setting.scale))
 
 
+def unpack(folder: Path, config: Config, *, seed: int, work: Path) -> None:
+    """Put the networks of members that were trained into `work`; those that are the network itself need no file."""
+    network = ready(config.task, seed, False, work).network
+    law = bayesify.load(folder, network).law
+    assert isinstance(law, MemberLaw), f"{folder} holds no ensemble"
+    work.mkdir(parents=True, exist_ok=True)
+    for index, (member, fit) in enumerate(zip(config.members, config.fits(), strict=True)):
+        assert isinstance(member.method, bayesify.MAP), "only plain networks are unpacked"
+        if member.method.epochs:
+            state = {**network.state_dict(), **law.member_tensors(index)}
+            save_file(
+                {name: t.detach().contiguous() for name, t in state.items()},
+                network_path(work, fit, seed + member.seed),
+            )
+
+
 def main(words: Sequence[str] | None = None) -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -53,11 +73,16 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--of", nargs=2, metavar=("EXPERIMENT", "ROW"), help="make the folder of this row")
     parser.add_argument("--seed", type=int, default=0, help="of the row that is made")
     parser.add_argument("--work", type=Path, default=Path("work"), help="folder of checkpoints")
+    parser.add_argument(
+        "--unpack", action="store_true", help="put the members' networks into the folder of checkpoints"
+    )
     arguments = parser.parse_args(words)
     options: dict[str, Any] = {"work": arguments.work}
     if arguments.of:
         keep(arguments.folder, found(*arguments.of), arguments.of, seed=arguments.seed, **options)
     said = json.loads((arguments.folder / ROW).read_text(encoding="utf-8"))
+    if arguments.unpack:
+        unpack(arguments.folder, found(*said["row"]), seed=said["seed"], **options)
     made = measure(arguments.folder, found(*said["row"]), seed=said["seed"], **options)
     print(" / ".join(said["row"]), *(f"{name} {value:.5f}" for name, value in made.items()), sep="\n")
 

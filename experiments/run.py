@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 import bayesify
 from bayesify.students import new_student
@@ -28,7 +29,7 @@ from experiments.cost import epoch_seconds, now
 from experiments.examples import save_columns
 from experiments.records import RESULTS, Records, config_hash
 
-__all__ = ["examples_path", "fitted", "found", "main", "measured"]
+__all__ = ["examples_path", "fitted", "found", "main", "measured", "network_path"]
 
 
 def found(experiment: str, name: str) -> Config:
@@ -66,7 +67,10 @@ def _fitted(
     if compiled:
         posterior.network.compile()
     began = now()
-    if method.learns:
+    there = network_path(work, config, seed)
+    if there.exists() and not trial:
+        posterior.network.load_state_dict(load_file(there))
+    elif method.learns:
         options: dict[str, Any] = {"accuracy_tolerance": 1.0, **setting.fitting}
         if method.epochs and not trial:
             options |= {"checkpoint": work / f"{config.fit_hash()}-{seed}", "checkpoint_steps": 100}
@@ -125,6 +129,11 @@ def measured(
     if columns is not None and not trial:
         save_columns(examples_path(work, config_hash(config.described()), seed), columns)
     return row
+
+
+def network_path(work: Path, config: Config, seed: int) -> Path:
+    """Return where the network of a fit of `MAP` may be, unpacked from a kept folder; it is then taken as it is."""
+    return work / f"{config.fit_hash()}-{seed}.safetensors"
 
 
 def examples_path(work: Path, hashed: str, seed: int) -> Path:

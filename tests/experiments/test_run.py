@@ -17,7 +17,7 @@ from experiments.board import Board, Way
 from experiments.config import Config, Fit, Student
 from experiments.configs import experiments
 from experiments.digits import Digits
-from experiments.keep import keep, measure
+from experiments.keep import keep, measure, unpack
 from experiments.measures import Predictor, Predictors, Scored
 from experiments.records import RESULTS
 from experiments.run import fitted, found, main, measured
@@ -194,3 +194,18 @@ def test_a_kept_folder_has_the_figures_of_its_row(tmp_path):
     expected = measured(row, 0, work=tmp_path / "work")["test"]
     assert {name: round(value, 5) for name, value in figures.items()} == expected
     assert json.loads((tmp_path / "kept" / "row.json").read_text()) == {"row": ["tiny", "both"], "seed": 0}
+
+
+def test_members_of_a_kept_folder_are_taken_by_other_rows(tmp_path):
+    fine = bayesify.MAP(epochs=1, lr=0.05)
+    members = (Fit(QUICK, bayesify.MAP()), Fit(QUICK, fine), Fit(QUICK, fine, 1))
+    row = Config("all", QUICK, bayesify.MAP(), (Board(),), members=members)
+    keep(tmp_path / "kept", row, ("tiny", "all"), seed=0, work=tmp_path / "there")
+    unpack(tmp_path / "kept", row, seed=0, work=tmp_path / "here")
+    other = dataclasses.replace(row, members=(members[2], members[0]))
+    posterior, setting = fitted(other, work=tmp_path / "here")
+    assert not [path for path in (tmp_path / "here").iterdir() if path.is_dir()], "nothing is fitted again"
+    last = fitted(Config("", QUICK, fine, ()), 1, work=tmp_path / "there")[0].network
+    x = next(iter(setting.test))[0]
+    probs = torch.stack([one(x).softmax(-1) for one in (last, setting.network)]).mean(0)
+    assert torch.allclose(bayesify.predict(posterior, x).probs, probs, atol=1e-6)
