@@ -89,11 +89,13 @@ class Student:
         epochs: Of them.
         lr: Of SGD.
         views: What the teacher sees.
+        mix: How inputs are mixed; not part of the configuration's hash where they are not.
     """
 
     epochs: int = 10
     lr: float = 0.05
     views: tuple[str, ...] = ("identity", "mirror")
+    mix: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,8 @@ class Config:
         """Return all that decides the measures but the seed."""
         described: dict[str, Any] = plain(self)
         unused = {"class", "seeds", *(name for name in ("members", "student") if not getattr(self, name))}
+        if self.student is not None and not self.student.mix:
+            del described["student"]["mix"]
         return {key: value for key, value in described.items() if key not in unused}
 
     def fit_hash(self) -> str:

@@ -92,7 +92,8 @@ def _taught(config: Config, seed: int, trial: bool, work: Path, compiled: bool) 
     views = bayesify.Views(*wanted.views) if wanted.views else None
     bayesify.calibrate(teacher, setting.val, views=views, seed=seed)
     epochs = 1 if trial else wanted.epochs
-    student = new_student(teacher, network=setting.network, draw_seed=seed, epochs=epochs, lr=wanted.lr)
+    taught = {"epochs": epochs, "lr": wanted.lr, "mix": wanted.mix}
+    student = new_student(teacher, network=setting.network, draw_seed=seed, **taught)
     if compiled:
         teacher.network.compile()
         student.network.compile()

@@ -25,7 +25,7 @@ from bayesify import (
 from bayesify.data import read_digits
 from bayesify.laws import Key, Posterior, StudentLaw
 from bayesify.likelihoods.softmax_integrals import average_logs
-from bayesify.students import Lesson, _class_terms, lesson_of
+from bayesify.students import Lesson, _class_terms, lesson_of, new_student
 
 EYE = torch.eye(5, dtype=torch.float64)
 
@@ -199,6 +199,23 @@ def _bare(inputs, outputs):
     return nn.Linear(inputs, outputs).double()
 
 
+def test_mixed_inputs_are_shares_of_two_and_teach_what_the_teacher_says_of_them():
+    torch.manual_seed(0)
+    teacher = ensemble([nn.Linear(5, 3).double() for _ in range(3)])
+    network, x, y = _bare(5, 3), random(7, 5), torch.arange(7) % 3
+    mixing = new_student(teacher, network=network, mix=0.4)
+    torch.manual_seed(1)
+    found = mixing.method.objective(mixing, x, y, 7)
+    torch.manual_seed(1)
+    share = torch.distributions.Beta(0.4, 0.4).sample((7,)).double()
+    order = torch.randperm(7).tolist()
+    mixed = torch.stack([s * x[i] + (1 - s) * x[j] for i, (s, j) in enumerate(zip(share, order, strict=True))])
+    still = new_student(teacher, network=network)
+    wanted = still.method.objective(still, mixed, y, 7)
+    assert torch.allclose(found.total, wanted.total, rtol=1e-12)
+    assert not torch.allclose(found.total, still.method.objective(still, x, y, 7).total, rtol=1e-3)
+
+
 @pytest.mark.slow
 def test_a_student_of_numbers_has_mean_and_variance_of_its_teacher():
     torch.manual_seed(0)
@@ -219,12 +236,13 @@ def test_a_student_learns_where_its_teacher_has_frozen_the_network():
     assert not torch.equal(student.network[0].weight, plain[0].weight)
 
 
-def test_an_interrupted_student_goes_on(tmp_path):
+@pytest.mark.parametrize("mix", [0.0, 1.0])
+def test_an_interrupted_student_goes_on(tmp_path, mix):
     teacher = ensemble([nn.Linear(5, 3).double() for _ in range(3)])
     y = torch.arange(5) % 3
-    whole = taught(teacher, EYE, y, epochs=4)
-    taught(teacher, EYE, y, epochs=4, checkpoint=tmp_path)
-    again = taught(teacher, EYE, y, epochs=4, checkpoint=tmp_path)
+    whole = taught(teacher, EYE, y, epochs=4, mix=mix)
+    taught(teacher, EYE, y, epochs=4, mix=mix, checkpoint=tmp_path)
+    again = taught(teacher, EYE, y, epochs=4, mix=mix, checkpoint=tmp_path)
     assert all(torch.equal(value, whole.state_dict()[name]) for name, value in again.state_dict().items())
 
 
@@ -236,6 +254,11 @@ def test_what_cannot_be_taught_is_refused():
         taught(ensemble([nn.Conv1d(1, 1, 3) for _ in range(2)]), EYE.float(), torch.arange(5))
     with pytest.raises(ValueError, match="for classes"):
         taught(ensemble([nn.Linear(5, 3)], likelihood=Bernoulli()), EYE.float(), torch.arange(5))
+    mixing = new_student(ensemble([nn.Embedding(5, 3), nn.Embedding(5, 3)]), network=nn.Linear(5, 3), mix=1.0)
+    with pytest.raises(ValueError, match="one tensor of real numbers"):
+        mixing.method.objective(mixing, torch.arange(5), torch.arange(5) % 3, 5)
+    with pytest.raises(ValueError, match="but it is -1"):
+        new_student(teacher, mix=-1)
     doubled = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 3))
     with pytest.raises(ValueError, match="not the network's"):
         taught(ensemble([doubled, doubled]), EYE.float(), torch.arange(5) % 3, epochs=1, layer="0", network=_Twice())

@@ -124,8 +124,10 @@ def _student() -> list[Config]:
         "student + mirror": Way(how="streamlined", views=MIRROR),
         "student + mirror, log-probabilities": Way(how="streamlined", views=MIRROR, pooling="log-probs"),
     }
+    taught = {"": Student(epochs=6, views=()), ", mixed images": Student(epochs=6, views=(), mix=1.0)}
     return [
-        Config(name, task, MAP(), (Board(way=way),), members=members, student=Student(epochs=6, views=()))
+        Config(name.replace("student", f"student{words}"), task, MAP(), (Board(way=way),), members=members, student=one)
+        for words, one in taught.items()
         for name, way in ways.items()
     ]
 

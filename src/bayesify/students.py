@@ -75,6 +75,7 @@ def distill_network(
     lr: float = 0.05,
     weight_decay: float = 5e-4,
     schedule: Schedule = "cosine",
+    mix: float = 0.0,
     num_draws: int | None = None,
     checkpoint: str | Path | None = None,
     seed: int = 0,
@@ -106,6 +107,8 @@ def distill_network(
         lr: Of SGD with Nesterov's momentum.
         weight_decay: Of the network, never of the variances.
         schedule: Of the rate, see `Method`.
+        mix: If positive, teacher and student see sums of two inputs, l x + (1 - l) x', l ~ Beta(mix, mix): on the
+            training inputs themselves the teacher's members may be as sure as they are of nothing else.
         num_draws: Of the teacher for each batch; None takes its own number.
         checkpoint: A folder; a run that was interrupted goes on.
         seed: Of the order of the data, and of the teacher's draws.
@@ -119,7 +122,7 @@ def distill_network(
         raise ValueError("A student learns from data: distill(posterior, 'network', loader=train_loader).")
     student = new_student(
         teacher, network=network, layer=layer, num_draws=num_draws, draw_seed=seed, epochs=epochs, lr=lr,
-        weight_decay=weight_decay, schedule=schedule,
+        weight_decay=weight_decay, schedule=schedule, mix=mix,
     )  # fmt: skip
     fit(student, loader, seed=seed, checkpoint=checkpoint, **options)
     student.method = None
@@ -135,6 +138,7 @@ def new_student(
     lr: float = 0.05,
     weight_decay: float = 5e-4,
     schedule: Schedule = "cosine",
+    mix: float = 0.0,
     num_draws: int | None = None,
     draw_seed: int = 0,
 ) -> Posterior:
@@ -148,6 +152,7 @@ def new_student(
         lr: Of SGD with Nesterov's momentum.
         weight_decay: Of the network, never of the variances.
         schedule: Of the rate, see `Method`.
+        mix: How inputs are mixed, see `distill_network`.
         num_draws: Of the teacher for each batch; None takes its own number.
         draw_seed: Of the teacher's draws.
 
@@ -158,6 +163,8 @@ def new_student(
         ('student', 2)
     """
     require_posterior(teacher)
+    if not 0 <= mix < float("inf"):
+        raise ValueError(f"mix is the parameter of Beta(mix, mix), or 0 to mix nothing, but it is {mix}.")
     likelihood = _student_likelihood(teacher.likelihood)
     start = teacher.plain_network() if network is None else network
     last = last_linear(start.named_modules()) if layer is None else layer
@@ -168,7 +175,7 @@ def new_student(
         )
     method = _Imitation(
         teacher=teacher, layer=last, num_draws=num_draws, draw_seed=draw_seed, epochs=epochs, lr=lr,
-        weight_decay=weight_decay, schedule=schedule,
+        weight_decay=weight_decay, schedule=schedule, mix=mix,
     )  # fmt: skip
     # A teacher may have frozen its network, whose members it trains; the student's learns.
     held = teacher.frozen if network is None else None
@@ -248,6 +255,7 @@ class _Imitation(Method):
     layer: str
     num_draws: int | None = None
     draw_seed: int = 0
+    mix: float = 0.0
 
     def build(self, network: nn.Module, selection: Selection) -> tuple[StudentLaw, Conversion]:
         """Give the network a head of variances."""
@@ -273,6 +281,7 @@ class _Imitation(Method):
     def objective(self, posterior: Posterior, inputs: Any, targets: Any, num_data: int) -> LossTerms:
         """Return how far the student's prediction and its uncertainty are from the teacher's."""
         del num_data
+        inputs = _mixed(inputs, self.mix) if self.mix else inputs
         with torch.no_grad():
             lesson = lesson_of(self.teacher, inputs, num_draws=self.num_draws, seed=self.draw_seed)
         output, features = _outputs_and_features(posterior, self.layer, inputs)
@@ -281,6 +290,18 @@ class _Imitation(Method):
         terms = (_class_terms if classes else _number_terms)(output, variance, lesson)
         counted = posterior.likelihood.weight(targets) if classes else None
         return LossTerms({name: _average(term, counted) for name, term in terms.items()})
+
+
+def _mixed(inputs: Any, concentration: float) -> Tensor:
+    """Return l x + (1 - l) x', x' another example of the batch, l ~ Beta(concentration, concentration) for each."""
+    if not (isinstance(inputs, Tensor) and inputs.is_floating_point()):
+        raise ValueError(
+            "mix= adds inputs up, so that they must be one tensor of real numbers, as images and tables are. For "
+            "others take mix=0, and a loader that changes its inputs."
+        )
+    share = torch.distributions.Beta(concentration, concentration).sample((len(inputs),)).to(inputs)
+    others = inputs[torch.randperm(len(inputs)).to(inputs.device)]
+    return torch.lerp(others, inputs, share.reshape(-1, *(1,) * (inputs.ndim - 1)))
 
 
 def _class_terms(output: Tensor, variance: Tensor, lesson: Lesson) -> dict[str, Tensor]:
