@@ -290,6 +290,25 @@ def test_few_examples_are_not_overfitted(monkeypatch):
     assert limited < free
 
 
+def test_of_very_many_positions_some_are_fitted_to_and_all_are_judged(monkeypatch):
+    logits = draws(3, 6000, 4)
+    labels = (logits / 2).softmax(-1).mean(0).multinomial(1, generator=torch.Generator().manual_seed(1))[:, 0]
+    start = Pooled(torch.tensor(1.0, dtype=F64), 1.0)
+    monkeypatch.setattr(pooling, "POSITIONS", 2000)
+    monkeypatch.setattr(pooling, "FITTED", 3 * 4 * 2000)
+    found, before, after = fit_pooled(logits, labels, start=start, parts=[0] * 3)
+    some = torch.randperm(6000, generator=torch.Generator().manual_seed(0))[:2000]
+    alone = fit_pooled(logits[:, some], labels[some], start=start, parts=[0] * 3)[0]
+    assert found == alone
+    assert float(found.temperature) == pytest.approx(2.0, rel=0.1)
+
+    def nll(temperature):
+        probs = (logits / temperature).softmax(-1).mean(0)
+        return -float(probs[torch.arange(6000), labels].log().mean())
+
+    assert (before, after) == pytest.approx((nll(1.0), nll(found.temperature)), rel=1e-12)
+
+
 def test_examples_of_dense_outputs_stay_together():
     """Folds are over images: with one label for all pixels of an image, pixels do not count as independent."""
     examples = torch.arange(20).repeat_interleave(50)

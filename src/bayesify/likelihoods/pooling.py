@@ -32,6 +32,8 @@ Temperatures = Literal["auto", "one", "each"]
 FOLDS = 5
 LOWEST, HIGHEST = -4.0, 4.0  # of the logarithm of a temperature
 CROSS_VALIDATED = 2**19  # numbers of the draws' logits, at most: more examples do not change which way is best
+FITTED = 2**22  # numbers at most that a few temperatures are fitted to, but no fewer than 20,000 positions
+POSITIONS = 20_000
 AT_ONCE = 2**22  # numbers at a time
 STEPS = 40
 ERRORS = 5  # wrong answers, without which no temperature is lowered: right ones alone would drive it to zero
@@ -280,8 +282,9 @@ def fit_pooled(
 
     Where several families are possible ("auto"), each is fitted on four fifths of the examples and scored on the last,
     five times; the best is taken where it beats the simplest by more than a standard error of their difference, else
-    the simplest. With fewer than five wrong answers no temperature falls below what there is now: of right answers
-    alone the likelihood has no maximum, and of a few wrong ones a wild one.
+    the simplest. Of very many positions (pixels, tokens) some are taken, since numbers as few as these need no more.
+    With fewer than five wrong answers no temperature falls below what there is now: of right answers alone the
+    likelihood has no maximum, and of a few wrong ones a wild one.
 
     Args:
         logits: Of the draws, (S, N, C).
@@ -299,11 +302,21 @@ def fit_pooled(
     examples = torch.arange(len(labels), device=labels.device) if examples is None else examples
     way = ways[0] if len(ways) == 1 else _chosen(ways, logits, labels, of, examples, start)
     before = _nll(start, logits, labels, of)
-    found = way.fit(logits, labels, of, start)
+    some = _some_positions(logits)
+    found = way.fit(logits[:, some], labels[some], of, start)
     after = _nll(found, logits, labels, of)
     # A start of another family may fit these data better; what was asked for is taken all the same, unless it is alike.
     same = start.temperature.shape == found.temperature.shape and (way.exponent in (None, start.exponent))
     return (start, before, before) if same and not after <= before else (found, before, after)
+
+
+def _some_positions(logits: Tensor) -> slice | Tensor:
+    """Return all positions of (S, N, C), or so many at random, of all examples, that fitting takes seconds."""
+    most = max(POSITIONS, FITTED // max(1, logits.shape[0] * logits.shape[2]))
+    if logits.shape[1] <= most:
+        return slice(None)
+    order = torch.randperm(logits.shape[1], generator=torch.Generator().manual_seed(0))
+    return order[:most].to(logits.device)
 
 
 def held_out_nll(
