@@ -111,6 +111,30 @@ def test_a_killed_loop_goes_on(tmp_path):
         _loop(path)
 
 
+def test_a_part_of_the_pool_is_looked_at(tmp_path):
+    looked = []
+
+    def predict(posterior, indices):
+        looked.append(indices)
+        return SimpleNamespace(epistemic=torch.tensor(indices).double())
+
+    path = tmp_path / "history.json"
+    rounds = _loop(path, predict=predict, subset=6)[0].run(5)
+    assert [len(set(some)) for some in looked] == [6] * 4
+    assert len({frozenset(some) for some in looked}) == 4  # others in each round
+    for one, some in zip(rounds, looked, strict=False):
+        assert list(one.chosen) == sorted(some, reverse=True)[:3]  # the best of these
+        assert not set(some) & set(one.labelled)
+    assert _loop(path, predict=None, subset=6)[0].run(5) == rounds
+    with pytest.raises(ValueError, match="other settings"):
+        _loop(path)
+    with pytest.raises(ValueError, match="subset is at least num, 3"):
+        _loop(None, subset=2)
+    few = _loop(None, predict=predict, pool=range(6), subset=6)[0].run(2)  # 4 are open: all of them
+    assert few[0].chosen == (5, 4, 3)
+    assert looked[-1] == [2, 3, 4, 5]
+
+
 def test_learning_curves():
     pytest.importorskip("matplotlib")
     loop, _ = _loop(None)

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from bayesify._core.deprecation import renamed
 from bayesify._core.files import FileError, digest, read_json, write_atomically
 from bayesify._core.optional import require
@@ -54,6 +56,7 @@ class ActiveLearning:
         acquisition: As `acquire`.
         seed: Of the choice.
         path: A JSON file for the history; None keeps it in memory.
+        subset: How many examples of the pool are looked at in a round, others in each; None looks at all of it.
         history: The rounds so far.
 
     Example:
@@ -78,12 +81,15 @@ class ActiveLearning:
     acquisition: Acquisition = "bald"
     seed: int = 0
     path: str | Path | None = None
+    subset: int | None = None
     history: list[Round] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Read the history that is there."""
         if len(set(self.start)) < len(self.start) or len(set(self.pool)) < len(self.pool):
             raise ValueError("An index is given twice. An example is labelled once: give each index once.")
+        if self.subset is not None and self.subset < self.num:
+            raise ValueError(f"subset is at least num, {self.num}, since these are chosen of it, not {self.subset}.")
         if self.path is not None and Path(self.path).exists():
             self.history = self._read(Path(self.path))
 
@@ -106,9 +112,9 @@ class ActiveLearning:
             results = self.measure(posterior)
             chosen: list[int] = []
             if number + 1 < rounds and open_:
-                prediction = self.predict(posterior, open_)
+                looked = self._looked_at(open_, self.seed + number)
                 options: dict[str, Any] = {"acquisition": self.acquisition, "seed": self.seed + number}
-                chosen = acquire(prediction, self.num, indices=open_, **options).tolist()
+                chosen = acquire(self.predict(posterior, looked), self.num, indices=looked, **options).tolist()
             self.history.append(Round(tuple(labelled), tuple(chosen), results))
             self._write()
             labelled += chosen
@@ -138,9 +144,16 @@ class ActiveLearning:
         found: Any = ax.figure
         return found  # type: ignore[no-any-return]
 
+    def _looked_at(self, indices: list[int], seed: int) -> list[int]:
+        if self.subset is None or self.subset >= len(indices):
+            return indices
+        order = torch.randperm(len(indices), generator=torch.Generator().manual_seed(seed))
+        return [indices[position] for position in order[: self.subset].tolist()]
+
     def _settings(self) -> dict[str, Any]:
         values = [list(self.start), list(self.pool)]
-        return {"num": self.num, "acquisition": self.acquisition, "seed": self.seed, "indices": digest(values)}
+        settings = {"num": self.num, "acquisition": self.acquisition, "seed": self.seed, "indices": digest(values)}
+        return settings if self.subset is None else {**settings, "subset": self.subset}  # older files have none
 
     def _write(self) -> None:
         if self.path is not None:
