@@ -2,12 +2,15 @@
 
 `BAYESIFY_DATA=... python -m experiments.abnn_study` takes the first fit of `python -m experiments.run
 abnn_cifar_main_resnet20` from its checkpoint in `--work`. Rows go to
-`experiments/results/abnn_cifar_study_resnet20.json`. `--trial` takes a few images and keeps nothing.
+`experiments/results/abnn_cifar_study_resnet20.json`. `--part alpha` needs no fit: it finds the strength of noise for
+each element at which the pretrained network's logits vary as much as under the default, noise for each example and
+channel, which `abnn_cifar_claims_resnet20` takes. `--trial` takes a few images and keeps nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ import torch
 
 import bayesify
 from bayesify.laws import Refusal
+from experiments.abnn_gradients import spread
 from experiments.config import Setting
 from experiments.measures import Scored, calibrated, targets_of
 from experiments.networks import pretrained
@@ -50,13 +54,42 @@ def apart(setting: Setting) -> dict[str, Any]:
     return calibrated(*outputs)
 
 
+def equal_alpha(setting: Setting, *, trial: bool) -> dict[str, Any]:
+    """Return the alpha of element noise, by bisection of its logarithm, on validation images."""
+    images = next(iter(setting.val))[0][: 8 if trial else 64]
+
+    def spread_of(**changes: Any) -> float:
+        member = bayesify.ABNN(members=1, eta=0.0, epochs=0, **changes)
+        return spread(bayesify.convert(setting.network, member).eval(), images, draws=2 if trial else 10)
+
+    wanted = spread_of()
+    low, high = 0.05, 1.0
+    for _ in range(2 if trial else 8):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if spread_of(alpha=middle, noise="element") < wanted else (low, middle)
+    alpha = math.sqrt(low * high)
+    return {
+        "logits": round(wanted, 4),
+        "alpha": round(alpha, 4),
+        "reached": round(spread_of(alpha=alpha, noise="element"), 4),
+    }
+
+
 def main() -> None:
     """Make the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=("fit", "alpha"), default="fit")
     parser.add_argument("--work", type=Path, default=Path("work"), help="folder for checkpoints")
     parser.add_argument("--trial", action="store_true", help="a few images, and nothing is kept")
     arguments = parser.parse_args()
     config = found("abnn_cifar_main_resnet20", "abnn")
+    if arguments.part == "alpha":
+        setting = config.task.setting(0, trial=arguments.trial, work=arguments.work)
+        records = Records(
+            None if arguments.trial else RESULTS / "abnn_cifar_study_resnet20.json", {"task": config.task}
+        )
+        records.row("element noise that moves the logits as much", partial(equal_alpha, setting, trial=arguments.trial))
+        return
     posterior, setting = fitted(config, trial=arguments.trial, work=arguments.work)
     records = Records(None if arguments.trial else RESULTS / "abnn_cifar_study_resnet20.json", config.described())
     for name, (share, draws) in PARTS.items():

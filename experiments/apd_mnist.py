@@ -3,11 +3,11 @@
 `BAYESIFY_DATA=... python -m experiments.apd_mnist` fits SGD, MC dropout and SGLD to fcNN1, distils SGLD's samples,
 and makes a row for each of them and for the baselines of the distillation: accuracy, and AUROC, AUPR+ and AUPR- of
 every score against five OOD sets multiplied by 5, every set on [-1, 1] before. `--network fcNN2` takes the larger
-network. Other parts: `--part rates` (SGLD's rate, chosen without OOD sets), `--part agreements` (distillations
-against the bank), `--part study` (what decides the AUROC: burn-in, prior, rate, chains, number and spread of samples),
-`--part samples`, `scales`, `components`, `games` (the figures, of notMNIST). Rows go to
-`experiments/results/apd_mnist_*.json`, pictures beside them; what is there is not made again, and posteriors are kept
-in `--work`. `--trial` takes a few images.
+network. Other parts: `--part rates` (SGLD's rate, chosen without OOD sets), `--part chains` (one chain or four of equal
+cost, on validation images), `--part agreements` (distillations against the bank), `--part study` (what decides the
+AUROC: burn-in, prior, rate, chains, number and spread of samples), `--part samples`, `scales`, `components`, `games`
+(the figures, of notMNIST). Rows go to `experiments/results/apd_mnist_*.json`, pictures beside them; what is there is
+not made again, and posteriors are kept in `--work`. `--trial` takes a few images.
 
 SGLD runs for 160 epochs, 80,000 steps, eight times the prior's relaxation time: the first half is burn-in, and of the
 second half every 20th state is kept, as in the paper, whose runs have 200,000 steps, five times the relaxation time at
@@ -121,6 +121,7 @@ class Lab:
                 self.distilled, "wgan-gp", hidden=wide, rank=self.arguments.samples, lr=1e-4
             ),
             "APD, hidden 20, and residual noise": partial(self.distilled, "wgan-gp", hidden=20, residual=True),
+            "APD and residual noise": partial(self.distilled, "wgan-gp", hidden=wide, residual=True),
             "PCA and residual noise": partial(self.distilled, "pca", latent=rank, residual=True),
             f"mixture of {components}": partial(self.distilled, "mixture", components=components),
             "SWAG of the bank": partial(self.distilled, "swag", latent=rank),
@@ -191,17 +192,29 @@ def storage(posterior: bayesify.Posterior) -> float:
 
 def rates(lab: Lab, rows: Records) -> None:
     """Choose the rate of SGLD on validation images and by the chain's effective sample size."""
-
-    def one(rate: float) -> dict[str, Any]:
-        bank = lab.sgld("SGLD" if rate == RATE else f"rate {rate}", lr=rate)
-        x, y = lab.data.val
-        val = bayesify.predict(bank, x, num_draws=lab.arguments.draws, seed=0)
-        assert isinstance(val, bayesify.ClassificationPrediction)
-        measured = {"accuracy": measure.accuracy(val.probs, y), "nll": measure.nll(val.probs, y)}
-        return {"validation": {k: round(v, 4) for k, v in measured.items()}, "diagnosis": diagnosis(lab, bank)}
-
     for rate in (0.05, 0.2, 0.5):
-        rows.row(f"rate {rate}", partial(one, rate))
+        make = partial(lab.sgld, "SGLD" if rate == RATE else f"rate {rate}", lr=rate)
+        rows.row(f"rate {rate}", partial(validated, lab, make))
+
+
+def validated(lab: Lab, make: Callable[[], bayesify.Posterior]) -> dict[str, Any]:
+    """Return what a bank has on validation images, and how well its chains mix."""
+    bank = make()
+    x, y = lab.data.val
+    val = bayesify.predict(bank, x, num_draws=lab.arguments.draws, seed=0)
+    assert isinstance(val, bayesify.ClassificationPrediction)
+    measured = {"accuracy": measure.accuracy(val.probs, y), "nll": measure.nll(val.probs, y)}
+    return {"validation": {k: round(v, 4) for k, v in measured.items()}, "diagnosis": diagnosis(lab, bank)}
+
+
+def chains(lab: Lab, rows: Records) -> None:
+    """Compare one chain with four of a quarter of its steps, from new weights and from the trained network."""
+    epochs, samples = lab.arguments.epochs, lab.arguments.samples
+    four = {"chains": 4, "samples_per_chain": samples // 4, "epochs": max(1, epochs // 4)}
+    for words, start in (("the trained network", "network"), ("new weights", "reset")):
+        for name, changes in (("four chains", four), ("one chain", {})):
+            make = partial(lab.sgld, f"{name} from {words}", start=start, **changes)
+            rows.row(f"{name} from {words}", partial(validated, lab, make), config={"changes": changes, "start": start})
 
 
 def agreements(lab: Lab, rows: Records) -> None:
@@ -320,8 +333,8 @@ def main() -> None:
     """Make the rows of a part."""
     labels = {"samples": "samples", "scales": "factor", "components": "components", "games": "hidden units"}
     arguments = arguments_of(
-        __doc__, "apd_mnist", part=("tables", "rates", "agreements", "study", *labels), network=("fcNN1", "fcNN2"),
-        epochs=160, samples=2000, steps=4000, draws=200, rows=2000,
+        __doc__, "apd_mnist", part=("tables", "rates", "chains", "agreements", "study", *labels),
+        network=("fcNN1", "fcNN2"), epochs=160, samples=2000, steps=4000, draws=200, rows=2000,
     )  # fmt: skip
     lab = Lab(mnist(trial=arguments.trial, number=arguments.rows), arguments)
     part = arguments.part
@@ -333,6 +346,8 @@ def main() -> None:
             print(f"paper, {title}: {numbers}")
     elif part == "rates":
         rates(lab, rows)
+    elif part == "chains":
+        chains(lab, rows)
     elif part == "agreements":
         agreements(lab, rows)
     elif part == "study":

@@ -25,7 +25,7 @@ from experiments.config import Setting
 from experiments.data import load
 from experiments.networks import cifar_inputs, pretrained
 
-__all__ = ["AugmentedImages", "Cifar", "loaders", "ood_loaders"]
+__all__ = ["AugmentedImages", "Cifar", "CifarAsked", "loaders", "ood_loaders"]
 
 NUM_DATA = 50_000
 # Noise, which is the proxy of attacks, has to be most of the OOD images: with as many fakes the posterior learns the
@@ -127,14 +127,30 @@ class Cifar:
             DataLoader(Subset(test.dataset, range(few)), 256),
             ood_loaders(min(few, self.ood)) if self.ood else {},
             {"num_data": self.num_data or len(whole.dataset)} | ({"val_loader": val} if self.choose else {}),  # type: ignore[arg-type]
-            supervision=lambda: _supervision(8 if trial else OOD_BATCH),
+            supervision=lambda: _supervision(8 if trial else OOD_BATCH, self.regularizer()),
         )
 
+    def regularizer(self) -> OODRegularizer:
+        """Return what is asked for on OOD images."""
+        return REGULARIZER
 
-def _supervision(batch: int) -> dict[str, Any]:
+
+@dataclass(frozen=True)
+class CifarAsked(Cifar):
+    """The same, with a threshold and a weight of one's own for the uncertainty that is asked for."""
+
+    threshold: float = REGULARIZER.threshold
+    weight: float = REGULARIZER.weight
+
+    def regularizer(self) -> OODRegularizer:
+        """Return what is asked for on OOD images."""
+        return OODRegularizer(weight=self.weight, threshold=self.threshold)
+
+
+def _supervision(batch: int, regularizer: OODRegularizer) -> dict[str, Any]:
     """Return what `fit` needs to ask for uncertainty on OOD images."""
     made = OODImages(_pixels(), share=FAKES, transform=lambda image: cifar_inputs(image[None])[0])
-    return {"ood_loader": DataLoader(made, batch, shuffle=True), "regularizer": REGULARIZER}
+    return {"ood_loader": DataLoader(made, batch, shuffle=True), "regularizer": regularizer}
 
 
 @cache
