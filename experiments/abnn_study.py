@@ -2,7 +2,7 @@
 
 `BAYESIFY_DATA=... python -m experiments.abnn_study` takes the first fit of `python -m experiments.run
 abnn_cifar_main_resnet20` from its checkpoint in `--work`. Rows go to
-`experiments/results/abnn_cifar_study_resnet20.json`. `--part alpha` needs no fit: it finds the strength of noise for
+`experiments/results/abnn_cifar_study_resnet20.json`. `--part alpha` needs no fit: it prints the strength of noise for
 each element at which the pretrained network's logits vary as much as under the default, noise for each example and
 channel, which `abnn_cifar_claims_resnet20` takes. `--trial` takes a few images and keeps nothing.
 """
@@ -85,10 +85,7 @@ def main() -> None:
     config = found("abnn_cifar_main_resnet20", "abnn")
     if arguments.part == "alpha":
         setting = config.task.setting(0, trial=arguments.trial, work=arguments.work)
-        records = Records(
-            None if arguments.trial else RESULTS / "abnn_cifar_study_resnet20.json", {"task": config.task}
-        )
-        records.row("element noise that moves the logits as much", partial(equal_alpha, setting, trial=arguments.trial))
+        print(equal_alpha(setting, trial=arguments.trial))
         return
     posterior, setting = fitted(config, trial=arguments.trial, work=arguments.work)
     records = Records(None if arguments.trial else RESULTS / "abnn_cifar_study_resnet20.json", config.described())
