@@ -51,7 +51,8 @@ def apart(setting: Setting) -> dict[str, Any]:
         members = [bayesify.convert(pretrained(name), "map") for name in APART]
         predictions = [bayesify.predict(member, loader, num_draws=1) for member in members]
         outputs.append((torch.stack([p.log_probs for p in predictions]), targets_of(members[0], loader)))  # type: ignore[attr-defined]
-    return calibrated(*outputs)
+    val, test = outputs
+    return calibrated(val, test)
 
 
 def equal_alpha(setting: Setting, *, trial: bool) -> dict[str, Any]:

@@ -72,7 +72,7 @@ class Lab:
         torch.manual_seed(seed)
         network, size = cnn(), given.steps * given.batch
         passes = torch.cat([torch.randperm(len(y)) for _ in range(size // len(y) + 1)])[:size]
-        batches = [(x[some], y[some]) for some in passes.split(given.batch)]
+        batches = [(x[some], y[some]) for some in passes.view(given.steps, given.batch)]
         method = bayesify.MCDropout(epochs=1, optimizer="adam", lr=given.rate, schedule="cosine", weight_decay=decay)
         posterior = bayesify.convert(network, method)
         bayesify.fit(posterior, batches, num_data=len(y), seed=seed, progress=False, accuracy_tolerance=1)
@@ -140,7 +140,7 @@ def needed(curve: dict[str, Any], accuracy: float) -> float | None:
         return float(points[0][0])
     for (x, low), (z, high) in pairwise(points):
         if high >= accuracy:
-            return round(x + (z - x) * (accuracy - low) / (high - low), 1)
+            return float(round(x + (z - x) * (accuracy - low) / (high - low), 1))
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -53,10 +54,14 @@ class Attacked:
             return bayesify.predict(posterior, cifar_inputs(x), num_draws=draws, seed=seed + 1)
 
         def climbed(goal: Any) -> Tensor:
-            pairs = zip(images.split(100), labels.split(100), strict=True)
+            starts = range(0, number, 100)
+            pairs = [(images[start : start + 100], labels[start : start + 100]) for start in starts]
             return torch.cat([pgd(posterior, x, goal(y), steps=steps, **options) for x, y in pairs])
 
-        made = {"noise in the ball": partial(noise_in_ball, images, 0.031, generator=0), "pgd": lambda: climbed(_same)}
+        made: dict[str, Callable[[], Tensor]] = {
+            "noise in the ball": partial(noise_in_ball, images, 0.031, generator=0),
+            "pgd": partial(climbed, _same),
+        }
         for weight in self.weights:
             goal = partial(disagreement_avoided, posterior.likelihood, weight=weight)
             made[f"pgd that knows the detector, weight {weight:g}"] = partial(climbed, goal)

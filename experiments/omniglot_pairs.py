@@ -97,7 +97,7 @@ class Shifted(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
 def plain(seed: int, arguments: argparse.Namespace) -> bayesify.Posterior:
     """Return the trained network."""
     torch.manual_seed(seed)
-    classes = len(learned()[1].unique())
+    classes = int(learned()[1].max()) + 1
     method = bayesify.MAP(epochs=arguments.epochs, lr=0.05, weight_decay=5e-4, schedule="cosine")
     posterior = bayesify.convert(network_of(classes), method)
     bayesify.fit(posterior, loader(arguments), seed=seed, progress=False, accuracy_tolerance=1)
@@ -133,7 +133,13 @@ def verified(posterior: bayesify.Posterior, alphabet: str, arguments: argparse.N
     first, second, same = pairs_of(alphabet, arguments.pairs)
 
     def features_of(images: Tensor) -> Tensor:
-        made = bayesify.predict(posterior, images.split(250), num_draws=draws, seed=0, output="features")
+        made = bayesify.predict(
+            posterior,
+            [images[start : start + 250] for start in range(0, len(images), 250)],
+            num_draws=draws,
+            seed=0,
+            output="features",
+        )
         return cast(bayesify.FeaturePrediction, made).features
 
     features = [features_of(images) for images in (first, second)]
@@ -141,14 +147,15 @@ def verified(posterior: bayesify.Posterior, alphabet: str, arguments: argparse.N
     row: dict[str, Any] = {"accuracy": round(found.accuracy, 4), "std": round(found.std, 4)}
     chosen = same.nonzero()[: arguments.attacked, 0]
     goal = features_moved(features[0][chosen])
-    options = {"num_draws": min(draws, 5), "steps": 2 if arguments.trial else 20, "output": "features"}
+    options: dict[str, Any] = {"num_draws": min(draws, 5), "steps": 2 if arguments.trial else 20, "output": "features"}
     changed = pgd(posterior, second[chosen], goal, **options)
     threshold = sum(found.thresholds) / len(found.thresholds)
     for name, images in (("same, untouched", second[chosen]), ("same, attacked", changed)):
         scores = cosine_scores(features[0][chosen], features_of(images))
         row[name] = round(float((scores >= threshold).double().mean()), 4)
     if draws > 1:
-        own, other = (bayesify.predict(posterior, x, num_draws=draws, seed=0) for x in (second[chosen], changed))
+        both = (bayesify.predict(posterior, x, num_draws=draws, seed=0) for x in (second[chosen], changed))
+        own, other = (cast(bayesify.ClassificationPrediction, one) for one in both)
         row["average precision"] = round(measure.average_precision(own.epistemic, other.epistemic), 4)
         row["by total entropy"] = round(measure.average_precision(own.score("total"), other.score("total")), 4)
     return row

@@ -30,8 +30,12 @@ MODULES = sorted(
 )
 SCRIPTS = [name for name in MODULES if "--trial" in Path(ROOT / (name.replace(".", "/") + ".py")).read_text("utf-8")]
 PARTS = {
-    "experiments.apd_mnist": ("tables", "rates", "agreements", "study", "samples", "scales", "components", "games")
-}
+    "experiments.abnn_study": ("fit", "alpha"),
+    "experiments.apd_mnist": (
+        "tables", "rates", "chains", "agreements", "study", "samples", "scales", "components", "games",
+    ),
+    "experiments.omniglot_pairs": ("main", "tuning"),
+}  # fmt: skip
 QUICK = Digits(hidden=16, epochs=2)
 
 
