@@ -18,6 +18,7 @@ __all__ = [
     "TARGET_KEYS",
     "arguments_of",
     "batch_rows",
+    "batch_tensor",
     "call",
     "first_tensor",
     "inputs_of",
@@ -97,9 +98,14 @@ def to_device(tree: Any, device: torch.device) -> Any:
 
 def batch_rows(inputs: Any) -> int:
     """Return the number of examples: the first dimension of the first tensor."""
+    return batch_tensor(inputs).shape[0]
+
+
+def batch_tensor(inputs: Any) -> Tensor:
+    """Return the first tensor that has a first dimension, which is the batch's."""
     for tensor in _tensors(inputs):
         if tensor.ndim > 0:
-            return tensor.shape[0]
+            return tensor
     raise ValueError(
         "The inputs hold no tensor with a batch dimension, so the number of examples is unknown. "
         "Pass a tensor (B, ...), a tuple of tensors, or a mapping of names to tensors."

@@ -83,6 +83,8 @@ class Pass:
         trace: What is known of the network for such inputs; None where nothing is.
         folded: Whether activations hold all draws already, (S B, ...); they do from the first noise on.
         noise: Where the random numbers of activations come from.
+        example: A tensor of the inputs with these rows. Their number is then read from it, so that a network that is
+            compiled is not compiled anew for every number.
     """
 
     kind: Kind = "fresh"
@@ -94,6 +96,12 @@ class Pass:
     folded: bool = False
     noise: Noise = field(default_factory=Noise)
     calls: Counter[str] = field(default_factory=Counter)
+    example: Tensor | None = None
+
+    @property
+    def batch_size(self) -> int:
+        """How many examples there are, as the inputs say it."""
+        return self.rows if self.example is None else self.example.shape[0]
 
     def inner(self) -> Pass:
         """Return the pass as the chosen part of a mixture sees it."""
@@ -143,7 +151,7 @@ class Pass:
             return combine(x, self.noise.fresh(list(x.shape), distribution, x))
         if (not self.keys and not per_example) or batch == BatchDim(None):
             return self._without_batch(x, combine, site, distribution, channel_dim)
-        draws, rows = max(len(self.keys), 1), self.rows
+        draws, rows = max(len(self.keys), 1), self.batch_size
         batch_dim, copies = self.find_batch(x, site, draws, batch)
         before, after = x.shape[:batch_dim], x.shape[batch_dim + 1 :]
         inner = x.shape[batch_dim] // (copies * rows)
@@ -183,13 +191,14 @@ class Pass:
     def find_batch(self, x: Tensor, site: str, draws: int, known: BatchDim | None) -> tuple[int, int]:
         """Return the batch's dimension in an activation, and how many copies of the batch, one per draw, it holds."""
         copies = (draws, 1) if self.folded else (1,)
+        rows = self.batch_size
         found = known or BatchDim(None)
         dims = range(min(x.ndim, 2)) if found.dim is None or found.dim >= x.ndim else [found.dim]
         # An exact match first: a length that happens to be a multiple of the batch size is not the batch.
         for exact in (True, False):
             for number in copies:
                 for dim in dims:
-                    size, wanted = x.shape[dim], number * self.rows * (found.times if exact else 1)
+                    size, wanted = x.shape[dim], number * rows * (found.times if exact else 1)
                     if wanted and (size == wanted if exact else size % wanted == 0):
                         return dim, number
         layer = site.partition("#")[0]

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-__all__ = ["Slots", "find_slots", "forbid_fused_layers", "patched_forward", "swapped"]
+__all__ = ["Slots", "compilable", "find_slots", "forbid_fused_layers", "patched_forward", "swapped"]
 
 Slots = dict[str, list[tuple[dict[str, Any], str]]]
 
@@ -27,6 +28,21 @@ def patched_forward(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterato
                 module.__dict__["forward"] = own
             else:
                 module.__dict__.pop("forward", None)
+
+
+def compilable(
+    network: nn.Module, forwards: Mapping[nn.Module, Callable[..., Any]]
+) -> Mapping[nn.Module, Callable[..., Any]]:
+    """Return forwards that a network which is compiled in place (`network.compile()`) can have.
+
+    torch compiles the forward of a class of the user's own, as one graph, whatever its modules do. That of a class of
+    torch's own, as `nn.Sequential`, it leaves alone, and would compile each of these forwards by itself, up to its
+    limit of eight. They are left alone too then.
+    """
+    compiled = getattr(network, "_compiled_call_impl", None) is not None
+    if not compiled or not type(network).forward.__module__.startswith("torch."):
+        return forwards
+    return {module: torch.compiler.disable(forward) for module, forward in forwards.items()}  # type: ignore[no-untyped-call]
 
 
 def find_slots(network: nn.Module, names: Iterable[str]) -> Slots:

@@ -18,11 +18,11 @@ from bayesify._core.random import Key
 from bayesify._core.seen import InputsSeen
 from bayesify._core.sharing import Shared, alias, copied
 from bayesify._core.state import state_of
-from bayesify._core.trees import CACHE, arguments_of, batch_rows, repeat_rows, without_cache
+from bayesify._core.trees import CACHE, arguments_of, batch_rows, batch_tensor, repeat_rows, without_cache
 from bayesify.laws.law import Component, Law
 from bayesify.laws.norm_statistics import statistics_apart, statistics_kept, tracking_norms
 from bayesify.laws.passes import Pass, Patch, Refusal, ShapeError
-from bayesify.laws.patching import find_slots, patched_forward, swapped
+from bayesify.laws.patching import compilable, find_slots, patched_forward, swapped
 from bayesify.laws.recomputation import without_guards
 from bayesify.laws.runtime import Runtime
 from bayesify.laws.stacking import Stack, Stacking
@@ -236,7 +236,7 @@ class RandomNetwork(nn.Module):
             runtime.slots = find_slots(network, patch.tensors)
         with (
             runtime.guard.at_rest(),
-            patched_forward(patch.forwards) if patch.forwards else nullcontext(),
+            patched_forward(compilable(network, patch.forwards)) if patch.forwards else nullcontext(),
             swapped(runtime.slots, patch.tensors) if patch.tensors else nullcontext(),
         ):
             yield
@@ -297,9 +297,10 @@ class RandomNetwork(nn.Module):
             Outputs (S, B, ...).
         """
         inputs = in_network_type(inputs, self.network)
-        rows, draws = batch_rows(inputs), len(keys)
+        example, draws = batch_tensor(inputs), len(keys)
+        rows = example.shape[0]
         args, kwargs = arguments_of(inputs)
-        p = Pass("draw", tuple(keys), rows=rows, folded=tiled, noise=self.runtime.noise)
+        p = Pass("draw", tuple(keys), rows=rows, folded=tiled, noise=self.runtime.noise, example=example)
         if draws > 1 or ((tiled or prefix is not None) and "draw" in self.law.traced):
             with self.runtime.modes.lock:
                 p.trace = self._trace(signature((args, kwargs)), (args, kwargs))

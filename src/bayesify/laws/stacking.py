@@ -40,11 +40,24 @@ class StackedLayer:
         name: Its name.
         tensors: The names of these tensors in the network, by their name in the layer.
         kernel: How it runs.
+        batches: Where the batch is in the input of each call; once, if it is there in all of them.
     """
 
     name: str
     tensors: Mapping[str, str]
     kernel: Kernel
+    batches: tuple[BatchDim | None, ...] = (None,)
+
+    def batch(self, p: Pass) -> BatchDim | None:
+        """Return where the batch is in the input of the next call in a pass.
+
+        Calls are counted only where it matters: a compiled network is compiled anew for every count that it meets.
+        """
+        if len(self.batches) == 1:
+            return self.batches[0]
+        p.called(self.name)
+        index = p.calls[self.name] - 1
+        return self.batches[index] if index < len(self.batches) else None
 
 
 @dataclass(frozen=True)
@@ -101,7 +114,9 @@ def find_stacking(network: nn.Module, names: Iterable[str], trace: Trace | None)
         calls = () if trace is None else trace.calls.get(name, ())
         if (trace is not None and not calls) or any(call.input == BatchDim(None) for call in calls):
             return None
-        layers[module] = StackedLayer(name, tensors, _KERNELS[family])
+        places = tuple(call.input for call in calls) or (None,)
+        places = places[:1] if len(set(places)) == 1 else places
+        layers[module] = StackedLayer(name, tensors, _KERNELS[family], places)
     found = {full for layer in layers.values() for full in layer.tensors.values()}
     if found != set(wanted.values()):  # of a module that reads its children's tensors, say
         return None
@@ -122,10 +137,7 @@ class _Visit:
     def __init__(self, layer: StackedLayer, p: Pass, stacks: Mapping[str, Stack], x: Tensor) -> None:
         self.draws, self._pass = len(p.keys), p
         self._stacks = {own: stacks[full] for own, full in layer.tensors.items()}
-        p.called(layer.name)
-        call = None if p.trace is None else p.trace.call(layer.name, p.calls[layer.name] - 1)
-        known = None if call is None else call.input
-        self.dim, self.copies = p.find_batch(x, layer.name, self.draws, known)
+        self.dim, self.copies = p.find_batch(x, layer.name, self.draws, layer.batch(p))
 
     def get(self, name: str) -> Stack | None:
         """Return a tensor of the layer for each draw; None where all draws have the layer's own."""
