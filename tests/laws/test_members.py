@@ -63,7 +63,8 @@ def test_training_a_member_changes_no_other():
         optimizer.step()
     changed = {name for name, tensor in posterior.state_dict().items() if not torch.equal(tensor, before[name])}
     assert {name.split(".")[2] for name in changed} == {"1"}
-    assert {name for name in before if name.startswith("law.parts.1.")} == changed
+    same = {name for name in before if name.startswith("law.parts.1.")} - changed
+    assert same <= {"law.parts.1.own.0.bias"}  # before a batch norm, which takes it off: its gradient is rounding
 
 
 def test_the_loss_without_a_member_is_the_mean_over_members():
