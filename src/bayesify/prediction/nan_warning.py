@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,21 +33,45 @@ def warn_of_nan(posterior: Posterior, inputs: Any, parts: Sequence[Prediction], 
     one = slice_rows(inputs, int(rows[0]), int(rows[0]) + 1)
     if _has_nan(one):
         return  # what goes in comes out
-    name = first_nan(posterior.network, one)
-    if name is None:
-        found = "The network itself has none there: the noise is too wide, or this way to predict fails."
-    else:
-        where = f"Module {name!r}" if name else "The network's own forward"
-        found = f"{where} is the first that makes NaN out of numbers: check its weights."
     warnings.warn(
-        f"The prediction is NaN for {len(rows)} of {len(wrong)} inputs that are not. {found}",
+        f"The prediction is NaN for {len(rows)} of {len(wrong)} inputs that are not. {_blame(posterior, one)}",
         UserWarning,
         stacklevel=stacklevel,
     )
 
 
-def first_nan(network: nn.Module, inputs: Any) -> str | None:
+def _blame(posterior: Posterior, inputs: Any) -> str:
+    """Say which module makes the first NaN: in the network itself, in a member, or in a draw."""
+    network = posterior.network
+    name = first_nan(network, inputs)
+    if name is not None:
+        return f"{_module(name)} is the first that makes NaN out of numbers: check its weights."
+    for key in posterior.keys(None, 0):
+        name = first_nan(network, inputs, lambda key=key: posterior.evaluate(inputs, [key]))
+        if name is not None and key.path:
+            return (
+                f"{_module(name)} of member {key.path[0]} is the first that makes NaN out of numbers: check its "
+                "weights, or leave the member out."
+            )
+        if name is not None:
+            return (
+                f"{_module(name)} is the first that makes NaN, in draws alone: the noise is too wide for it. Fit the "
+                "posterior, or exclude the module."
+            )
+    return "The network itself has none there, nor has a draw: this way to predict fails. Use how='sampling'."
+
+
+def _module(name: str) -> str:
+    return f"Module {name!r}" if name else "The network's own forward"
+
+
+def first_nan(network: nn.Module, inputs: Any, run: Callable[[], object] | None = None) -> str | None:
     """Return the name of the first module that makes NaN out of numbers; "" is the network itself.
+
+    Args:
+        network: The network.
+        inputs: One example, or a few.
+        run: What runs the network on them; None calls it.
 
     Example:
         >>> first_nan(nn.Sequential(nn.Linear(2, 2), nn.Threshold(9.0, torch.nan)), torch.ones(1, 2))
@@ -67,7 +91,7 @@ def first_nan(network: nn.Module, inputs: Any) -> str | None:
     ]
     try:
         with torch.no_grad():
-            call(network, inputs)
+            call(network, inputs) if run is None else run()
     finally:
         for handle in handles:
             handle.remove()
