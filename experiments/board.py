@@ -6,7 +6,6 @@ import copy
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from experiments.shift import Shift
 __all__ = ["Board", "Way", "passes_of"]
 
 IGNORED = -100
-WIDENED_ON = 2  # batches of the validation set: the width of noise is one number
+WIDENED_ON = 1000, 100_000  # so many validation examples, or labels in them, are enough for the width of noise
 SCORES = ("total", "epistemic")
 
 
@@ -62,7 +61,7 @@ class Way:
         made = copy.deepcopy(posterior)
         number = self.drawn(trial)
         if self.widened:
-            bayesify.widen(made, list(islice(setting.val, WIDENED_ON)), num_draws=number, views=self._views())
+            bayesify.widen(made, _enough(made, setting.val), num_draws=number, views=self._views())
         if self.calibrate:
             wanted = {"pooling": self.pooling, "temperatures": self.temperatures, "views": self._views()}
             options: dict[str, Any] = {key: value for key, value in wanted.items() if value is not None}
@@ -81,6 +80,18 @@ class Way:
 
     def _views(self) -> Any:
         return bayesify.Views(*self.views) if self.views else None
+
+
+def _enough(posterior: Posterior, loader: Iterable[Any]) -> list[Any]:
+    """Return the first batches, as many as a width needs."""
+    taken, examples, labels = [], 0, 0
+    for batch in loader:
+        target = posterior.split_batch(batch)[1]
+        taken.append(batch)
+        examples, labels = examples + len(target), labels + target.numel()
+        if examples >= WIDENED_ON[0] or labels >= WIDENED_ON[1]:
+            break
+    return taken
 
 
 def passes_of(posterior: Posterior, options: Mapping[str, Any]) -> int | None:

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bayesify
 from bayesify.data import Split
 from experiments.cifar import NUM_DATA, Cifar
-from experiments.config import Setting
+from experiments.config import Setting, Task
 from experiments.data import load
 from experiments.fashion import LeNet
 from experiments.networks import cifar_inputs
@@ -24,7 +24,7 @@ from experiments.scenes import Segmentation
 from experiments.shift import Transform, far_images, loaders_of, near_images, shifts
 from experiments.uci import Uci
 
-__all__ = ["CifarBoard", "FashionBoard", "ScenesBoard", "UciBoard"]
+__all__ = ["CifarBoard", "FashionBoard", "ScenesBoard", "Shown", "UciBoard"]
 
 FEW = 32  # images of each kind in a trial
 
@@ -113,6 +113,22 @@ class ScenesBoard:
         assert isinstance(scenes, TensorDataset)
         images, targets = (tensor[: 2 if trial else self.shifted] for tensor in scenes.tensors)
         return dataclasses.replace(made, shifted=partial(shifts, images, targets, _same, batch=16))
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A task whose validation data `fit` sees, to choose a prior by.
+
+    Attributes:
+        task: The task.
+    """
+
+    task: Task
+
+    def setting(self, seed: int, *, trial: bool, work: Path) -> Setting:
+        """Make it ready."""
+        made = self.task.setting(seed, trial=trial, work=work)
+        return dataclasses.replace(made, fitting={**made.fitting, "val_loader": made.val})
 
 
 @dataclass(frozen=True)

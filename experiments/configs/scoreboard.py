@@ -15,7 +15,7 @@ from typing import Any
 import bayesify
 from bayesify import ABNN, IBNN, MAP, BayesAdapter, Laplace, MCDropout
 from experiments.board import Board, Way
-from experiments.board_tasks import CifarBoard, FashionBoard, ScenesBoard, UciBoard
+from experiments.board_tasks import CifarBoard, FashionBoard, ScenesBoard, Shown, UciBoard
 from experiments.clinc import Clinc
 from experiments.config import Config, Task
 from experiments.configs.adapter import around
@@ -123,7 +123,7 @@ IMAGES: dict[str, bayesify.Method] = {
 }
 # The last layer of 150 intents is too large for a covariance, so its Kronecker factors are taken; that of scenes is a
 # convolution, which has no other.
-HEAD = {"Laplace, last layer": Laplace(structure="kronecker", mc_labels=1)}
+HEAD = {"Laplace, last layer": Laplace(structure="kronecker", mc_labels=1, prior_precision="validation")}
 PIXELS = {**IMAGES, "dropout before the last layer": MCDropout(p=0.1, insert_before="conv")}
 WITHOUT_NORMS = {name: method for name, method in IMAGES.items() if method != NORMS}
 
@@ -159,14 +159,14 @@ EXPERIMENTS = {
     "scoreboard_clinc": [
         *QUERIES.bars(),
         *QUERIES.not_fitted(IMAGES),
-        *QUERIES.surveyed(HEAD, QUERIES.task, ("head",)),
+        *QUERIES.surveyed(HEAD, Shown(QUERIES.task), ("head",)),
         *QUERIES.chosen(),
     ],
     **{f"scoreboard_uci_{table}": _uci(table) for table in TABLES},
     "scoreboard_scenes": [
         *SCENES.bars(),
         *SCENES.not_fitted(PIXELS),
-        *SCENES.surveyed(HEAD, SCENES.task, ("head",)),
+        *SCENES.surveyed(HEAD, Shown(SCENES.task), ("head",)),
         *SCENES.chosen(),
     ],
 }
