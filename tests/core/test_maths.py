@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from bayesify._core.maths import at_least_float32, entropy, minimise
+from bayesify._core.maths import at_least_float32, entropy, minimise, softmax_below
 
 
 def test_half_precision_is_promoted_and_the_rest_kept():
@@ -24,6 +24,18 @@ def test_entropy_against_torch_distributions():
     logits = torch.randn(50, 7, dtype=torch.float64) * 5
     expected = torch.distributions.Categorical(logits=logits).entropy()
     torch.testing.assert_close(entropy(logits.log_softmax(-1)), expected, rtol=1e-12, atol=1e-14)
+
+
+def test_logarithms_of_a_softmax_are_exact_however_sure_it_is():
+    logits = torch.randn(50, 7, dtype=torch.float64) * torch.logspace(-2, 2, 50, dtype=torch.float64)[:, None]
+    largest, top = logits.max(-1, keepdim=True)
+    torch.testing.assert_close(softmax_below(logits - largest, top), logits.log_softmax(-1), rtol=1e-12, atol=1e-15)
+    single = softmax_below((logits - largest).float(), top)
+    rest = logits.softmax(-1).scatter(-1, top, 0).sum(-1, keepdim=True)
+    wanted = torch.log1p(-rest).where(rest < 0.5, logits.log_softmax(-1).amax(-1, keepdim=True))
+    torch.testing.assert_close(single.gather(-1, top).double(), wanted, rtol=1e-5, atol=1e-38)
+    masked = softmax_below(torch.tensor([0.0, -math.inf, 0.0]), torch.tensor([0]))
+    torch.testing.assert_close(masked, torch.tensor([0.5, 0.0, 0.5]).log())
 
 
 def test_entropy_of_certain_and_uniform_distributions():

@@ -1,6 +1,7 @@
 """A bank: rows of weights, one by one and together, stored in any precision, taken from any posterior."""
 
 import copy
+import pickle
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,50 @@ def test_vectorised_passes_are_the_plain_ones(number: int):
     keys = bank.keys(number, seed=3)
     assert bank.law.together(None) == "stack"
     assert_close(bank.evaluate(X, keys), plain(bank, [key.index for key in keys]), **EXACT)
+
+
+def test_what_is_kept_of_the_last_prediction_follows_the_samples():
+    bank = filled(mlp())
+
+    def compared() -> None:
+        rows = [key.index for key in bank.keys(12, seed=0)]
+        found = bayesify.predict(bank, X, num_draws=12, seed=0, keep_samples=True)
+        assert_close(found.samples, plain(bank, rows).softmax(-1), **EXACT)
+
+    compared()
+    compared()  # by what was kept
+    with torch.no_grad():
+        bank.law.samples.mul_(2)
+    compared()
+    bank.law.samples = bank.law.samples.flip(0).contiguous()  # other memory
+    compared()
+    bank.law.samples.data = 3 * bank.law.samples
+    compared()
+    other = copy.deepcopy(bank)
+    with torch.no_grad():
+        other.law.samples.zero_()
+    compared()
+    assert float(bayesify.predict(other, X).epistemic.max()) < 1e-12
+    half = bayesify.predict(bank.float(), X.float(), num_draws=12, seed=0)
+    assert half.log_probs.dtype == torch.float32
+
+
+def test_what_is_kept_of_the_last_prediction_is_in_no_copy():
+    bank = filled(mlp())
+    before = len(pickle.dumps(bank))
+    bayesify.predict(bank, X)
+    bayesify.predict(bank, X)
+    assert len(pickle.dumps(bank)) < before + bank.law.samples.nbytes
+
+
+def test_draws_of_a_growing_bank_are_named_anew():
+    bank = empty(mlp(), 12)
+    rows = torch.randn(12, bank.law.samples.shape[1], dtype=torch.float64)
+    for number in range(1, 13):
+        bank.law.append(rows[number - 1])
+        assert [key.index for key in bank.keys(12, seed=0)] == list(range(number))
+    with pytest.raises(ValueError, match="whole number"):
+        bank.keys(12.0, seed=0)
 
 
 def test_predictions_average_rows():

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from bayesify._core.modes import first_parameter
 from bayesify._core.trees import TARGET_KEYS, map_tensors, without_arrays
 
 __all__ = ["as_inputs", "as_loader", "in_network_type"]
@@ -76,7 +77,8 @@ def in_network_type(inputs: Any, network: nn.Module) -> Any:
     >>> in_network_type(torch.zeros(2, dtype=torch.float64), nn.Linear(2, 1)).dtype
     torch.float32
     """
-    own = next((p.dtype for p in network.parameters() if p.is_floating_point()), None)
+    first = first_parameter(network, floating=True)
+    own = None if first is None else first.dtype
     found: set[torch.dtype] = set()
     map_tensors(lambda tensor: found.add(tensor.dtype) if tensor.is_floating_point() else None, inputs)
     if own is None or found <= {own}:

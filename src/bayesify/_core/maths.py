@@ -10,6 +10,7 @@ from torch import Tensor
 
 __all__ = [
     "IGNORED",
+    "LEAST",
     "as_double",
     "at_least_float32",
     "descend",
@@ -20,9 +21,11 @@ __all__ = [
     "label_log_prob",
     "minimise",
     "rank_one_factors",
+    "softmax_below",
 ]
 
 IGNORED = -100  # the label of positions that do not count, as torch has it
+LEAST = -1e4  # no positive number has a logarithm below this one
 ROUNDING = 8  # in units of a type's precision
 
 
@@ -81,8 +84,8 @@ def entropy(log_probs: Tensor, probs: Tensor | None = None) -> Tensor:
     tensor(0.)
     """
     probs = log_probs.exp() if probs is None else probs
-    # No positive number has a logarithm below this one; torch.special.entr would take the logarithm again.
-    return 0.0 - (probs * log_probs.clamp_min(-1e4)).sum(-1)
+    # torch.special.entr would take the logarithm again.
+    return 0.0 - (probs * log_probs.clamp_min(LEAST)).sum(-1)
 
 
 def exact_top(log_probs: Tensor) -> Tensor:
@@ -97,6 +100,19 @@ def exact_top(log_probs: Tensor) -> Tensor:
     largest, top = log_probs.max(-1, keepdim=True)
     rest = log_probs.exp().scatter(-1, top, 0.0).sum(-1, keepdim=True)
     return log_probs.scatter(-1, top, torch.where(rest < 0.25, torch.log1p(-rest), largest))
+
+
+def softmax_below(logits: Tensor, top: Tensor) -> Tensor:
+    """Return ln p of logits (..., C) whose largest is zero, and at `top`, (..., 1).
+
+    With r the sum of the others' exponentials, ln p = logits - ln(1 + r), and the largest is as exact as `exact_top`
+    makes it.
+
+    >>> softmax_below(torch.tensor([0.0, -20.0]), torch.tensor([0]))
+    tensor([-2.0612e-09, -2.0000e+01])
+    """
+    others = logits.exp().scatter(-1, top, 0.0).sum(-1, keepdim=True)
+    return logits - others.log1p()
 
 
 def minimise(

@@ -17,7 +17,7 @@ from bayesify.laws.mapped import mapped_tensor
 from bayesify.laws.passes import Pass, Patch, Refusal
 from bayesify.laws.stacking import Stack, Stacking
 from bayesify.laws.tensors import Codec, batch_norms
-from bayesify.laws.trace import Trace
+from bayesify.laws.trace import Trace, storage
 
 __all__ = ["STORAGE", "BankLaw", "Storage", "check_storage"]
 
@@ -93,6 +93,12 @@ class BankLaw(Law):
         self.statistics_rows = size
         self.default_draws = min(size, MOST_DRAWS)
         self._average: tuple[Any, Tensor] | None = None
+        self._named: tuple[Any, list[Key]] | None = None
+        self._views: tuple[Any, dict[str, Tensor]] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave behind what is only for speed: views would be copied and written as often as there are tensors."""
+        return {**self.__dict__, "_named": None, "_views": None}
 
     @property
     def names(self) -> Sequence[str]:
@@ -228,9 +234,15 @@ class BankLaw(Law):
 
     def stacked(self, keys: Sequence[Key]) -> dict[str, Stack]:
         """Return samples as stacked tensors, without a copy where they are at equal distances."""
+        # Views show what is written to the matrix, so that they hold as long as it is the same memory.
+        state = (self.samples.data_ptr(), self.samples.shape, self._dtype(), tuple(keys))
+        if self._views is not None and self._views[0] == state:
+            return dict(self._views[1])
         size = len(self.samples)  # once: a bank has hundreds of rows
-        weights = _take(self.samples, [key.index % size for key in keys])
-        return {**self.codec.split(weights.to(self._dtype()))}
+        found = self.codec.split(_take(self.samples, [key.index % size for key in keys]).to(self._dtype()))
+        shared = all(storage(tensor) == storage(self.samples) for tensor in found.values())
+        self._views = (state, found) if shared and not torch.is_grad_enabled() else None
+        return dict(found)
 
     @torch.no_grad()
     def components(self, trace: Trace | None = None) -> list[Component] | Refusal:
@@ -263,13 +275,16 @@ class BankLaw(Law):
 
     def keys(self, num_draws: int | None, seed: int) -> list[Key]:
         """Name rows at equal distances, the first of them by the seed; each at most once."""
-        rows = self.rows or [0]
-        count = min(check_count(num_draws, self.default_draws), len(rows))
-        offset = torch.rand(
-            (), generator=torch.Generator("cpu").manual_seed(seed), dtype=torch.float64, device="cpu"
-        ).item()
-        step = len(rows) / count
-        return [Key(0, rows[int((index + offset) * step)]) for index in range(count)]
+        wanted = (check_count(num_draws, self.default_draws), seed, len(self.samples), self.counts.tolist())
+        if self._named is None or self._named[0] != wanted:
+            rows = self.rows or [0]
+            count = min(wanted[0], len(rows))
+            offset = torch.rand(
+                (), generator=torch.Generator("cpu").manual_seed(seed), dtype=torch.float64, device="cpu"
+            ).item()
+            step = len(rows) / count
+            self._named = (wanted, [Key(0, rows[int((index + offset) * step)]) for index in range(count)])
+        return list(self._named[1])
 
     def has_mean(self, part: Any = None) -> Any:
         """Return whether the samples, or those of a chain, have a mean network."""

@@ -49,7 +49,8 @@ class LossTerms(dict[str, Tensor]):
     @property
     def total(self) -> Tensor:
         """Return the sum of the terms: what is minimised."""
-        return torch.stack(list(self.values())).sum()
+        terms = list(self.values())
+        return terms[0] if len(terms) == 1 else torch.stack(terms).sum()
 
 
 class Posterior(ModalNetwork):
@@ -110,10 +111,13 @@ class Posterior(ModalNetwork):
 
     def __getattr__(self, name: str) -> Any:
         """Find what belongs to the law, as long as code still looks for it here."""
+        modules = self.__dict__.get("_modules", {})
+        if name in modules:  # the law, the network and the likelihood, for which each pass asks many times
+            return modules[name]
         try:
             return super().__getattr__(name)
         except AttributeError:
-            law = self.__dict__.get("_modules", {}).get("law")
+            law = modules.get("law")
             if law is None or name.startswith("_") or not hasattr(law, name):
                 raise
             warnings.warn(

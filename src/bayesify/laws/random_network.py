@@ -283,7 +283,15 @@ class RandomNetwork(nn.Module):
         p.rows = p.rows or rows_of(args, kwargs)
         return self.read(self.run(p, args, kwargs, patch))
 
-    def evaluate(self, inputs: Any, keys: Sequence[Key], *, tiled: bool = False, prefix: Any = None) -> Tensor:
+    def evaluate(
+        self,
+        inputs: Any,
+        keys: Sequence[Key],
+        *,
+        tiled: bool = False,
+        prefix: Any = None,
+        trace: Trace | None = None,
+    ) -> Tensor:
         """Evaluate one or several draws on the same inputs.
 
         Args:
@@ -292,6 +300,7 @@ class RandomNetwork(nn.Module):
             tiled: Repeat the inputs before the pass instead of at the first noise, which networks need that
                 join activations from before and after it.
             prefix: Remembers what is the same for every draw.
+            trace: `self.trace(inputs)`, where it is known.
 
         Returns:
             Outputs (S, B, ...).
@@ -302,8 +311,7 @@ class RandomNetwork(nn.Module):
         args, kwargs = arguments_of(inputs)
         p = Pass("draw", tuple(keys), rows=rows, folded=tiled, noise=self.runtime.noise, example=example)
         if draws > 1 or ((tiled or prefix is not None) and "draw" in self.law.traced):
-            with self.runtime.modes.lock:
-                p.trace = self._trace(signature((args, kwargs)), (args, kwargs))
+            p.trace = trace or self.trace(inputs)
         if tiled:
             args, kwargs = repeat_rows((args, kwargs), draws)
         patch = None

@@ -176,7 +176,7 @@ def _forward(module: nn.Module, layer: StackedLayer, p: Pass, stacks: Mapping[st
 
 def _linear(layer: nn.Linear, x: Tensor, visit: _Visit) -> Tensor:
     whole, weight, bias = visit.split(x), visit.get("weight"), visit.each(layer, "bias")
-    flat = whole.reshape(len(whole), -1, x.shape[-1])
+    flat = whole if whole.ndim == 3 else whole.reshape(len(whole), -1, x.shape[-1])
     if weight is None:
         y = functional.linear(flat, layer.weight)
         y = y if bias is None else y + bias[:, None].to(y.dtype)
@@ -189,9 +189,9 @@ def _linear(layer: nn.Linear, x: Tensor, visit: _Visit) -> Tensor:
         ])  # fmt: skip
     else:
         weights = whole_stack(weight)
-        flat = flat.expand(visit.draws, -1, -1)
+        flat = flat if len(flat) == visit.draws else flat.expand(visit.draws, -1, -1)
         y = flat @ weights.mT if bias is None else torch.baddbmm(bias[:, None], flat, weights.mT)
-    return visit.join(y.reshape(visit.draws, *whole.shape[1:-1], y.shape[-1]))
+    return visit.join(y if whole.ndim == 3 else y.reshape(visit.draws, *whole.shape[1:-1], y.shape[-1]))
 
 
 def _convolution(layer: Any, x: Tensor, visit: _Visit, output_size: list[int] | None = None) -> Tensor:

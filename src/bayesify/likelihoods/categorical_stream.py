@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from bayesify._core.maths import entropy, exact_top
+from bayesify._core.maths import LEAST, entropy, softmax_below
 from bayesify.likelihoods.likelihood import Stream
 from bayesify.likelihoods.pooling import PowerMean
 from bayesify.likelihoods.prediction import ClassificationPrediction
@@ -38,16 +36,18 @@ class CategoricalStream(Stream):
     def add(self, outputs: Tensor, *, part: int = 0, view: int = 0) -> None:
         """Add a group of draws, (S, B, ...)."""
         logits = self.likelihood.classes_last(outputs, lead=2)
-        energy = -logits.logsumexp(-1).sum(0)
+        largest, top = logits.max(-1, keepdim=True)  # a third faster than argmax on a processor
+        logits = logits - largest
+        energy = -(largest[..., 0] + logits.exp().sum(-1).log()).sum(0)
         logits = self.likelihood.tempered(logits, part)
-        log_probs = exact_top(functional.log_softmax(logits, dim=-1))
+        log_probs = softmax_below(logits, top)
         probs = log_probs.exp()
-        logits = logits - logits.mean(-1, keepdim=True)
         log_sum = log_probs.logsumexp(0)
-        entropies = entropy(log_probs, probs).sum(0)
+        entropies = 0.0 - (probs * log_probs.clamp_min(LEAST)).sum((0, -1))
         squares = (probs**2).sum((0, -1))
-        winners = log_probs.max(-1).indices.movedim(0, -1)  # a third faster than argmax on a processor
+        winners = top[..., 0].movedim(0, -1)
         votes = torch.zeros_like(log_sum).scatter_add_(-1, winners, torch.ones_like(winners, dtype=log_sum.dtype))
+        logits = logits - logits.mean(-1, keepdim=True)
         number = outputs.shape[0]
         mean = logits.mean(0)
         spread = ((logits - mean) ** 2).sum(0)
@@ -78,14 +78,16 @@ class CategoricalStream(Stream):
         """Return the prediction of all draws."""
         count = self.count
         sums = [total for total, _ in self.views.values()]
-        log_probs = exact_top((sums[0] if len(sums) == 1 else torch.stack(sums).logsumexp(0)) - math.log(count))
-        aleatoric, total = self.entropies / count, entropy(log_probs)
+        aleatoric = self.entropies / count
+        log_probs = _normalised(sums[0] if len(sums) == 1 else torch.stack(sums).logsumexp(0), count)
+        probs = log_probs.exp()
+        total = aleatoric if count == 1 else entropy(log_probs, probs)  # of one draw alike, but for rounding
         made = ClassificationPrediction(
             log_probs=log_probs,
             aleatoric=aleatoric,
             epistemic=(total - aleatoric).clamp_min(0),
             variation_ratio=1 - self.votes.amax(-1) / count,
-            model_variance=(self.squares / count - (log_probs.exp() ** 2).sum(-1)).clamp_min(0),
+            model_variance=(self.squares / count - (probs**2).sum(-1)).clamp_min(0),
             logits_mean=self.mean,
             logits_variance=self.spread / count,
             view_epistemic=(total - self._within()).clamp_min(0) if len(sums) > 1 else None,
@@ -98,5 +100,13 @@ class CategoricalStream(Stream):
 
     def _within(self) -> Tensor:
         """Return the mean entropy of the views' averages."""
-        each = [number * entropy(exact_top(total - math.log(number))) for total, number in self.views.values()]
+        each = [number * entropy(_normalised(total, number)) for total, number in self.views.values()]
         return torch.stack(each).sum(0) / self.count
+
+
+def _normalised(log_sum: Tensor, number: int) -> Tensor:
+    """Return the average's ln p, of the ln of a sum of `number` draws' probabilities (..., C)."""
+    if number == 1:
+        return log_sum
+    largest, top = log_sum.max(-1, keepdim=True)
+    return softmax_below(log_sum - largest, top)  # sums to one but for rounding, whatever is added to it

@@ -78,7 +78,7 @@ class ClassificationPrediction(Prediction):
     def __post_init__(self) -> None:
         """Let votes for outputs that are NaN not look unanimous."""
         broken = self.log_probs.amax(-1).isnan()
-        object.__setattr__(self, "variation_ratio", self.variation_ratio.where(~broken, torch.nan))
+        object.__setattr__(self, "variation_ratio", self.variation_ratio.masked_fill(broken, torch.nan))
 
     @property
     def probs(self) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from bayesify._core.deprecation import moved_names, renamed
 from bayesify._core.dividing import in_order
 from bayesify._core.inputs import as_inputs, in_network_type
-from bayesify._core.modes import evaluation_mode
+from bayesify._core.modes import evaluation_mode, first_parameter
 from bayesify._core.processes import gather, is_sharded, rank
 from bayesify._core.progress import bar
 from bayesify._core.trees import batch_rows, inputs_of, slice_rows, to_device
@@ -211,7 +211,7 @@ def _predict_batch(
 
 def posterior_device(posterior: Posterior) -> torch.device:
     """Return the device of a posterior's parameters."""
-    tensor = next(posterior.parameters(), None)
+    tensor = first_parameter(posterior)
     return torch.device("cpu") if tensor is None else tensor.device
 
 

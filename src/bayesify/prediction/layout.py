@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesify._core.modes import all_modules, first_parameter
 from bayesify._core.trees import repeat_rows, slice_rows
 from bayesify.laws import Key, Posterior, Trace
 from bayesify.laws.stacking import Stacking
@@ -76,17 +77,24 @@ def rows_per_pass(posterior: Posterior, trace: Trace, rows: int) -> int:
     return max(LEAST_ROWS, _budget(posterior) // widest)
 
 
-def layout_of(posterior: Posterior, inputs: Any, keys: Sequence[Key]) -> Layout:
+def layout_of(posterior: Posterior, inputs: Any, keys: Sequence[Key], trace: Trace | None = None) -> Layout:
     """Return the layout for such inputs, which the first call finds out.
 
     Draws are folded in at the first noise, which leaves what lies before it alone. A network that joins activations
     from before and after it cannot have that: its inputs are repeated instead. Whether two draws together give what
     each gives alone is tried, in three passes on two copies of a row, or four.
+
+    Args:
+        posterior: The posterior.
+        inputs: The inputs.
+        keys: The draws.
+        trace: `posterior.trace(inputs)`, where it is known.
     """
-    trace = posterior.trace(inputs)
+    trace = trace or posterior.trace(inputs)
     several = len(keys) > 1
     # A batch norm that learns has statistics of one draw's rows. A bank that was empty has samples later.
-    learning = any(norm.training for norm in batch_norms(posterior.network).values())
+    modules = all_modules(posterior.network)
+    learning = any(m.training for m in modules) and any(m.training for m in batch_norms(posterior.network).values())
     key = ("layout", posterior.law.functions, several, learning)
     if key in trace.memo:
         known: Layout = trace.memo[key]
@@ -100,7 +108,7 @@ def layout_of(posterior: Posterior, inputs: Any, keys: Sequence[Key]) -> Layout:
 
 
 def _budget(posterior: Posterior) -> int:
-    parameter = next(posterior.parameters(), None)
+    parameter = first_parameter(posterior)
     return CPU_ELEMENTS if parameter is None or parameter.device.type == "cpu" else DEVICE_ELEMENTS
 
 

@@ -26,9 +26,9 @@ def warn_of_nan(posterior: Posterior, inputs: Any, parts: Sequence[Prediction], 
         stacklevel: Of the caller who made the inputs.
     """
     answers = [getattr(part, name) for part in parts for name in part.answers[:1]]
-    wrong = torch.cat([_rows_of_nan(answer) for answer in answers]) if answers else torch.zeros(0)
-    if not bool(wrong.any()):
+    if not any(bool(answer.isnan().any()) for answer in answers):
         return
+    wrong = torch.cat([_rows_of_nan(answer) for answer in answers])
     rows = wrong.nonzero()[:, 0]
     one = slice_rows(inputs, int(rows[0]), int(rows[0]) + 1)
     if _has_nan(one):

@@ -9,11 +9,11 @@ from itertools import groupby
 from typing import Any
 
 from bayesify._core.trees import batch_rows
-from bayesify.laws import Key, Posterior
+from bayesify.laws import Key, Posterior, Trace
 from bayesify.likelihoods import Stream
 from bayesify.prediction.layout import Layout, layout_of
 from bayesify.prediction.prefix import shared_prefix
-from bayesify.prediction.views import Seen, Views
+from bayesify.prediction.views import ONE, Seen, Views
 
 __all__ = ["add_draws", "add_views"]
 
@@ -25,7 +25,8 @@ def add_draws(posterior: Posterior, inputs: Any, keys: Sequence[Key], stream: St
     randomness runs once. Memory does not grow with the number of draws.
     """
     with posterior.lock:
-        _add(posterior, inputs, keys, stream, layout_of(posterior, inputs, keys))
+        trace = posterior.trace(inputs)
+        _add(posterior, inputs, keys, stream, layout_of(posterior, inputs, keys, trace), trace)
 
 
 def add_views(
@@ -34,10 +35,11 @@ def add_views(
     """Evaluate draws on views of the inputs, as `Views.plan` has it; see `add_draws`."""
     for index, keys in plan:
         view = views[index]
-        add_draws(posterior, view(inputs), keys, Seen(stream, view, index, posterior.likelihood, inputs))
+        seen = Seen(stream, view, index, posterior.likelihood, inputs)
+        add_draws(posterior, view(inputs), keys, stream if views is ONE else seen)
 
 
-def _add(posterior: Posterior, inputs: Any, keys: Sequence[Key], stream: Stream, layout: Layout) -> None:
+def _add(posterior: Posterior, inputs: Any, keys: Sequence[Key], stream: Stream, layout: Layout, trace: Trace) -> None:
     passes = _passes(posterior, layout, batch_rows(inputs), keys)
     tiled = layout.joins and max(map(len, passes)) > 1
     prefix = shared_prefix(layout, 1 if tiled else len(passes))
@@ -45,7 +47,7 @@ def _add(posterior: Posterior, inputs: Any, keys: Sequence[Key], stream: Stream,
     done = 0
     try:
         for some in passes:
-            outputs = posterior.evaluate(inputs, some, tiled=tiled, prefix=prefix)
+            outputs = posterior.evaluate(inputs, some, tiled=tiled, prefix=prefix, trace=trace)
             for part, rows in _parts(some, apart=apart):
                 stream.add(outputs[rows], part=part)
             done += len(some)
@@ -55,7 +57,7 @@ def _add(posterior: Posterior, inputs: Any, keys: Sequence[Key], stream: Stream,
         # These inputs may join what the first example did not: an attention mask, say, that it did not need.
         joined = replace(layout, joins=True, folded_rows=layout.rows)
         try:
-            _add(posterior, inputs, keys[done:], stream, joined)
+            _add(posterior, inputs, keys[done:], stream, joined, trace)
         except Exception:
             raise error from None  # it is not the arrangement that fails, and others' inputs may well be right
         layout.joins, layout.folded_rows = True, layout.rows
