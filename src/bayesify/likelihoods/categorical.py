@@ -151,6 +151,9 @@ class Categorical(Likelihood):
                 "class_dim."
             )
         if target.device.type == "cpu" and target.numel():
+            least, most = target.aminmax()
+            if least >= 0 and most < logits.shape[-1]:
+                return
             counted = target[self._counted(target)]
             low, high = (int(counted.min()), int(counted.max())) if counted.numel() else (0, 0)
             if low < 0 or high >= logits.shape[-1]:
