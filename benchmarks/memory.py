@@ -3,6 +3,10 @@
 The model is a GPT-2 of random weights, with LoRA of rank 8 at the attention's `c_attn`. A figure is the peak of the
 resident memory (`ru_maxrss`) after the model was built, minus what the imports take, in multiples of the model's own
 bytes. `--computed` prints what follows for a model of a billion parameters.
+
+`--classes 10 10000` measures predictors instead: the most bytes that results of operations held at once, beside the
+posterior's own tensors, in multiples of the logits' (eight images of 3 x 8 x 8, a convolution and a linear layer, in
+one chunk). A predictor is flat in classes where its multiple does not grow.
 """
 
 from __future__ import annotations
@@ -107,6 +111,56 @@ def computed(parameters: float = 1.24e9, learned: int = 851_968, bytes_each: int
     }
 
 
+def by_classes(classes: int) -> dict[str, float]:
+    """Return the peak of each predictor in multiples of the bytes of the logits."""
+    import torch
+    from torch import nn
+
+    import bayesify
+    from bayesify import Linearised, Streamlined
+    from tests.prediction.test_memory import Peak
+
+    torch.manual_seed(0)
+    images, directions = torch.randn(8, 3, 8, 8), 20
+
+    def network() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes)
+        )
+
+    adapter, views = bayesify.BayesAdapter(), bayesify.Views("identity", "mirror")
+    members = bayesify.DeepEnsemble(members=3, start="perturbed")
+    cases: dict[str, tuple[Any, dict[str, Any]]] = {
+        "20 draws": (adapter, {"num_draws": directions}),
+        "100 draws": (adapter, {"num_draws": 5 * directions}),
+        "20 draws, two views": (adapter, {"num_draws": directions, "views": views}),
+        "three members": (members, {}),
+        "three members, streamlined": (members, {"how": "streamlined"}),
+        "moments": (adapter, {"how": Streamlined(engine="moments")}),
+        "principal": (adapter, {"how": Streamlined(engine="principal")}),
+        "principal, two directions": (adapter, {"how": Streamlined(engine="principal", directions=2)}),
+        "principal, two views": (adapter, {"how": Streamlined(engine="principal"), "views": views}),
+        "margin": (adapter, {"how": Streamlined(engine="margin")}),
+        "linearised": (adapter, {"how": Linearised()}),
+        "linearised, sketched": (adapter, {"how": Linearised(sketch=1)}),
+        "covariance": (adapter, {"how": Streamlined(covariance="full")}),
+    }
+    found = {}
+    for name, (method, options) in cases.items():
+        made = (
+            nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.Linear(8, classes)) if name == "covariance" else network()
+        )
+        posterior = bayesify.convert(made, method)
+        try:
+            with Peak(posterior, images) as peak:
+                bayesify.predict(posterior, images, chunk_size=len(images), seed=0, **options)
+        except ValueError as error:  # which says what to use instead
+            print(f"{name}: {error}")
+            continue
+        found[name] = round(peak.most / (len(images) * classes * 4), 1)
+    return found
+
+
 def main() -> None:
     """Measure, or do one action."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -115,7 +169,16 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="medium")
     parser.add_argument("--computed", action="store_true")
     parser.add_argument("--nice", type=int, default=0)
+    parser.add_argument("--classes", type=int, nargs="*", help="measure predictors at so many classes")
     arguments = parser.parse_args()
+    if arguments.classes:
+        from benchmarks.timing import keep
+
+        tables = {f"{classes:,} classes": by_classes(classes) for classes in arguments.classes}
+        names = list(dict.fromkeys(name for table in tables.values() for name in table))
+        peaks = {name: {title: table.get(name) for title, table in tables.items()} for name in names}
+        keep("memory", {"peak of a prediction, in multiples of its logits": peaks}, classes=arguments.classes)
+        return
     if arguments.computed:
         for bytes_each, words in ((4, "float32"), (2, "bfloat16")):
             print(words, {name: round(value, 2) for name, value in computed(bytes_each=bytes_each).items()})

@@ -1,4 +1,4 @@
-"""Memory does not grow with the number of draws."""
+"""Memory does not grow with the number of draws, nor with the square of the number of classes."""
 
 import weakref
 
@@ -7,9 +7,11 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bayesify import SWAG, DeepEnsemble, MCDropout, convert, predict
+from bayesify import SWAG, BayesAdapter, DeepEnsemble, Linearised, MCDropout, Streamlined, convert, predict
 from bayesify.laws import kept
 from bayesify.prediction import layout
+from bayesify.prediction.one_pass import one_pass_of
+from bayesify.prediction.streamlined.joint import WIDEST
 from tests.laws.networks import spread
 
 
@@ -115,3 +117,22 @@ def test_a_first_draw_does_not_shrink_the_passes():
     x = torch.randn(2, 4)
     predict(posterior, x, num_draws=2, seed=0)
     assert layout.layout_of(posterior, x, posterior.keys(2, 0)).rows == 2**20 // 1024
+
+
+@pytest.mark.parametrize("sketch", [0, 1])
+def test_a_linearised_pass_grows_with_classes_and_not_with_their_square(sketch):
+    x, peaks = torch.randn(2, 3, 6, 6), []
+    for classes in (50, 200):
+        layers = [nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes)]
+        posterior = convert(nn.Sequential(*layers), BayesAdapter())
+        found = one_pass_of(posterior, Linearised(sketch=sketch), x)
+        with Peak(posterior, x) as peak:
+            found.moments(x)
+        peaks.append(peak.most)
+    assert peaks[1] < 4.5 * peaks[0]  # 2.5 times as much again while a unit vector for each class was held
+
+
+def test_a_covariance_of_too_many_outputs_is_refused():
+    posterior = convert(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, WIDEST + 1)), BayesAdapter())
+    with pytest.raises(ValueError, match=r"4,097\^2 numbers for each example.*Use how='streamlined'"):
+        predict(posterior, torch.randn(1, 2), how=Streamlined(covariance="full"))

@@ -33,10 +33,12 @@ def all_variances(found: LinearisedPass, likelihood: Likelihood) -> Tensor:
     outputs = found.outputs
     classes = likelihood.softmax_dim(outputs.ndim)
     event = outputs.shape[1:]
-    columns = list(_basis(event, None if classes is None else classes % outputs.ndim - 1, outputs))
-    values = []
-    for index, column in enumerate(columns):
-        values.append(found.variance(column.expand_as(outputs), last=index == len(columns) - 1))
+    # One function at a time: all of them together would be as many numbers as there are outputs, squared.
+    columns = _basis(event, None if classes is None else classes % outputs.ndim - 1, outputs)
+    values = [
+        found.variance(column.expand_as(outputs), last=index == event.numel() - 1)
+        for index, column in enumerate(columns)
+    ]
     variance = torch.stack(values, -1).view(outputs.shape[0], *event)
     if classes is None:
         return variance

@@ -14,6 +14,7 @@ from bayesify.prediction.streamlined.moments import Correlated, Moments, NoRuleE
 
 __all__ = ["Joint", "joint_linear"]
 
+WIDEST = 4096  # entries of an activation: its covariance then takes 64 MB of each example
 _KEEP = {"dropout", "dropout1d", "contiguous", "clone", "detach", "alpha_dropout", "feature_alpha_dropout"}
 
 
@@ -58,6 +59,11 @@ def joint_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> J
     (W, b) = V_B E V_A': Cov = W C W' + V_B diag(s (V_A' (m, 1))^2 + s diag(V_A' C V_A)) V_B'.
     """
     mean = functional.linear(centre_of(input), centre(weight), centre(bias))
+    if mean.shape[-1] > WIDEST:
+        raise ValueError(
+            f"Streamlined(covariance='full') would hold {mean.shape[-1]:,}^2 numbers for each example, of a layer with "
+            f"{mean.shape[-1]:,} outputs; {WIDEST:,} are the most. Use how='streamlined', which holds variances alone."
+        )
     if isinstance(input, Joint):
         covariance = centre(weight) @ input.covariance @ centre(weight).mT
         spread = input.covariance.diagonal(dim1=-2, dim2=-1)
