@@ -132,6 +132,34 @@ def test_a_sketch_says_how_far_it_is_off():
     assert check(posterior, [images], how=Streamlined(sketch=0), num_draws=4).sketch_error is None
 
 
+def test_a_sketch_of_free_variances_says_how_far_it_is_off():
+    """Variances that are no product of rows and columns are taken as one; the error is that of the exact sum."""
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        *(nn.Conv2d(3, 12, 3), nn.ReLU(), nn.Conv2d(12, 12, 3), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 1)),
+    ).double()
+    free = {name: -4 + 2 * torch.randn_like(p) for name, p in network.named_parameters() if p.ndim == 4}
+    posterior = Posterior(network, GaussianLaw(network, log_stds=free), likelihood=Gaussian())
+    images = torch.randn(6, 3, 8, 8, dtype=torch.float64)
+    variances = {name: (2 * value).exp() for name, value in free.items()}
+
+    def exact(image):
+        parameters = [network.get_parameter(name) for name in free]
+        gradients = torch.autograd.grad(network(image[None]).sum(), parameters)
+        return sum((variances[name] * g.square()).sum() for name, g in zip(free, gradients, strict=True))
+
+    wanted = torch.stack([exact(image) for image in images])
+    whole = predict(posterior, images, how=Linearised()).output_variance.flatten()
+    torch.testing.assert_close(whole, wanted, rtol=1e-9, atol=0)
+    for how in (Linearised(sketch=1), Streamlined(engine="margin")):
+        found = check(posterior, [images], how=how, num_draws=4)
+        rough = predict(posterior, images, how=how).output_variance.flatten()
+        error = float((rough / wanted - 1).abs().median())
+        assert found.sketch_error == pytest.approx(error, rel=1e-6)
+        assert error > 0.01  # the product is not these variances
+
+
 def test_refusals():
     posterior = gaussian(nn.Linear(4, 3))
     with pytest.raises(ValueError, match="how must be one of"):
