@@ -60,8 +60,10 @@ def test_one_pass_has_the_moments_of_a_loop_over_members():
     outputs, covariance = naive(posterior, x, 0.02, 3)
     difference = torch.tensor([1.0, -1.0], dtype=torch.float64)
     expected = torch.einsum("c,bcd,d->b", difference, covariance, difference)
+    one = one_pass_of(posterior, MATCHED, x)
+    assert not one.looped  # over examples, which costs as much as all members
     with torch.no_grad():
-        (found,) = one_pass_of(posterior, MATCHED, x).moments(x)
+        (found,) = one.moments(x)
     torch.testing.assert_close(found.mean, outputs.detach(), rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(found.variance.sum(-1), expected.detach(), rtol=1e-9, atol=1e-14)
     assert len(one_pass_of(posterior, Streamlined(sketch=0), x).moments(x)) == 3

@@ -237,6 +237,8 @@ def _random(component: Component, name: str, ledger: Ledger) -> RandomWeight:
 
 def _noise(site: NoisySite, ledger: Ledger, x: Tensor, *more: Any) -> Tensor:
     batch = ledger.visit(x, [NOISE])
+    # The noise has the mean zero, so that to first order its width, which these tell, moves nothing: their means do.
+    more = tuple(one.value.detach() if isinstance(one, RandomWeight) else one for one in more)
     return run(NoiseCall(ledger, ledger.arrange(x, batch), site.terms(x.detach(), *more)), x)
 
 
