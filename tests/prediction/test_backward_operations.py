@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from bayesify.layers import Convolution
-from bayesify.prediction.backward_operations import BACKWARD
+from bayesify.prediction.backward_operations import BACKWARD, PlainPooling
 from tests.prediction.linearised.networks import randn
 
 ATEN = torch.ops.aten
@@ -74,3 +76,19 @@ def test_convolutions(transposed, dims, groups):
     found = backward(flow[:, 0], x[:, 0], weight, *options, [True, False, False])
     torch.testing.assert_close(found[0], of_x[:, 0])
     assert backward(flow[:, 0], x[:, 0], weight, *options, [True, True, False]) is NotImplemented
+
+
+def test_pooling_of_channels_last_has_gradients_of_every_runtime():
+    """torch gives the result of such a pooling other strides, and the gradient of that is in no other runtime."""
+
+    def gradient(x):
+        with torch.enable_grad():
+            last = x.contiguous(memory_format=torch.channels_last).requires_grad_()
+            return torch.autograd.grad(nn.AdaptiveAvgPool2d(1)(last).square().sum(), last)[0]
+
+    x = torch.randn(5, 3, 4, 4, dtype=torch.float64)
+    with PlainPooling():
+        graph = make_fx(gradient, BACKWARD, tracing_mode="symbolic", _allow_non_fake_inputs=True)(x)
+    assert not [node for node in graph.graph.nodes if "as_strided" in str(node.target)]
+    pooled = x.mean((2, 3), keepdim=True)
+    torch.testing.assert_close(graph(x), (2 * pooled / 16).expand_as(x))

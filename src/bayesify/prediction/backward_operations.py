@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from bayesify.layers import Convolution
 from bayesify.prediction.linearised.pooling import POOLING
 
-__all__ = ["BACKWARD"]
+__all__ = ["BACKWARD", "PlainPooling"]
 
 
 def _convolution(
@@ -127,6 +128,25 @@ def _picked(grad: Tensor, x: Tensor, *args: Any) -> Any:
     return start.scatter_add(2, indices.flatten(2), grad.flatten(2)).reshape(x.shape)
 
 
+class PlainPooling(TorchFunctionMode):
+    """Average pooling to a given size sees inputs with their channels first in memory.
+
+    With channels last torch gives the result other strides, by an operation whose gradient no other runtime has.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operation."""
+        if func in _POOLING_TO_SIZE and args and isinstance(args[0], Tensor):
+            args = (args[0].contiguous(), *args[1:])
+        return func(*args, **(kwargs or {}))
+
+
+_POOLING_TO_SIZE = (
+    *(functional.adaptive_avg_pool2d, functional.adaptive_avg_pool3d),  # which end there, unseen by a mode
+    *(torch._C._nn.adaptive_avg_pool2d, torch._C._nn.adaptive_avg_pool3d),
+)
 _aten = torch.ops.aten
 BACKWARD: dict[Any, Callable[..., Any]] = {
     **POOLING,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
@@ -161,10 +162,11 @@ def _flattened(predict: Outputs, example: Any) -> Outputs:
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    from bayesify.prediction.backward_operations import BACKWARD
+    from bayesify.prediction.backward_operations import BACKWARD, PlainPooling
 
     trace = make_fx(predict, BACKWARD, tracing_mode="symbolic", _allow_non_fake_inputs=True)
-    with sdpa_kernel(SDPBackend.MATH):  # whose derivatives are products and softmax, not an operation of torch's own
+    # The derivatives of MATH are products and softmax, not an operation of torch's own.
+    with PlainPooling(), sdpa_kernel(SDPBackend.MATH):
         made: Outputs = trace(example)
     return made
 
@@ -231,7 +233,7 @@ def _save_onnx(program: ExportedProgram, example: Any, outputs: list[str], file:
         warnings.simplefilter("ignore")
         try:
             made = torch.onnx.export(
-                program, (), input_names=inputs, output_names=outputs, dynamo=True, verbose=False, optimize=True
+                program, (), input_names=inputs, output_names=outputs, dynamo=True, verbose=False, optimize=False
             )
         except RuntimeError as error:
             raise ValueError(
@@ -241,7 +243,26 @@ def _save_onnx(program: ExportedProgram, example: Any, outputs: list[str], file:
                 f"{_plain(error)}"
             ) from error
         assert made is not None
+        _shorten(made.model)
         made.save(file)
+
+
+def _shorten(model: Any) -> None:
+    """Take out what is constant and what nobody reads.
+
+    The exporter's own optimiser also looks for patterns of operations, at every node for each: minutes for the
+    thousands of a backward pass, where this takes a second, and runtimes look for patterns of their own.
+    """
+    from onnxscript import optimizer
+
+    level = (log := logging.getLogger("onnxscript.optimizer")).level
+    log.setLevel(logging.ERROR)  # it tells of what it leaves alone
+    try:
+        optimizer.inline(model)
+        optimizer.fold_constants(model)
+        optimizer.remove_unused_nodes(model)
+    finally:
+        log.setLevel(level)
 
 
 def _missing(error: BaseException) -> str:
