@@ -5,7 +5,8 @@ with its default standard deviations times each width, and prints: what accuracy
 Gaussian (their covariance around the plain network's logits) and of each predictor the median over images of the
 mutual information over that of the draws, of all images, of the surer half and of the other; the ratio of the
 variances, summed; and Spearman's correlation of the images' variances with a 95 % interval. The draws' information is
-in float64 and without its bias of 1/S. `--keep FOLDER` keeps the draws, which take nearly all of the time.
+in float64 and without its bias of 1/S. `--keep FOLDER` keeps the draws, which take nearly all of the time. What the
+engines assume was chosen on the first 256 images; `--skip 2000` looks at others.
 """
 
 from __future__ import annotations
@@ -62,11 +63,13 @@ def medians(found: Tensor, drawn: Tensor, sure: Tensor) -> str:
 def compare(name: str, width: float, arguments: argparse.Namespace) -> None:
     """Print the rows of a network at one width."""
     data = load("cifar10", "test")
-    inputs, labels = cifar_inputs(data.inputs[: arguments.examples]), data.targets[: arguments.examples]
+    some = slice(arguments.skip, arguments.skip + arguments.examples)
+    inputs, labels = cifar_inputs(data.inputs[some]), data.targets[some]
     narrow, wide = bayesify.BayesAdapter().start_std
     method = bayesify.BayesAdapter(start_std=(width * narrow, width * wide))
     posterior = bayesify.convert(pretrained(name), method).eval()
-    kept = None if arguments.keep is None else arguments.keep / f"{name}-{width:g}-{arguments.draws}.safetensors"
+    which = f"{name}-{width:g}-{arguments.skip}-{arguments.examples}-{arguments.draws}.safetensors"
+    kept = None if arguments.keep is None else arguments.keep / which
     if kept is not None and kept.exists():
         samples = load_file(kept)["logits"]
     else:
@@ -105,6 +108,7 @@ def main() -> None:
     parser.add_argument("--widths", nargs="+", type=float, default=[0.1, 1.0])
     parser.add_argument("--how", nargs="+", choices=list(HOW), default=["one direction", "two directions"])
     parser.add_argument("--examples", type=int, default=512)
+    parser.add_argument("--skip", type=int, default=0, help="images before the examples")
     parser.add_argument("--draws", type=int, default=64)
     parser.add_argument("--keep", type=Path)
     arguments = parser.parse_args()

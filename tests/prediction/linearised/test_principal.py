@@ -1,5 +1,6 @@
-"""The covariance of all logits from one backward pass: exact where its assumption holds, and for two classes."""
+"""The covariance of all logits from a few backward passes: exact where its assumption holds, and for two classes."""
 
+import math
 from importlib import import_module
 
 import pytest
@@ -39,26 +40,127 @@ def test_two_classes_are_exact(name):
     torch.testing.assert_close(prediction.logits_variance, centred(covariance), **EXACT)
 
 
-@pytest.mark.parametrize("dead", [False, True])
-def test_features_that_are_as_noisy_as_they_are_large(dead):
-    """Features with variances in proportion to |h|, or, where all are zero, with equal ones."""
-    network = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3)).double()
-    if dead:
-        nn.init.zeros_(network[0].weight)
-        nn.init.zeros_(network[0].bias)
-    x = randn(1, 4)
-    h = network[0](x)[0].detach()
-    log_stds = {
-        "0.bias": (0.3 * h.abs() if not dead else torch.full_like(h, 0.3)).log() / 2,
-        "1.weight": randn(3, 6),
-        "1.bias": randn(3),
-    }
-    posterior = Posterior(network, GaussianLaw(network, log_stds=log_stds))
+def asked(weight, outputs):
+    """Return the one direction, (B, C): the difference of the top two, and where W W' is widest."""
+    centred_weight = (weight - weight.mean(0)).detach()
+    common = output_variances._common(centred_weight)  # by the power method, which may stop early
+    margin = deciding(outputs.detach())
+    return margin + common * torch.where(margin @ common < 0, -1.0, 1.0)[:, None]
+
+
+def shape(network, h, outputs):
+    """Return N of one example, naively."""
+    weight = network[1].weight - network[1].weight.mean(0)
+    moved = weight @ torch.diag(h.abs()) @ weight.mT
+    probs = outputs.softmax(-1)
+    unsure = torch.diag(probs) - probs[:, None] * probs
+    return (moved / moved.trace() + output_variances.RIVALS * unsure / unsure.trace()).detach()
+
+
+def assumed(classes):
+    """Return a posterior and an example for which the covariance is .3 N + L.
+
+    Six features have variances in proportion to their size; as many as there are
+    classes are zero, and their weights are a root of what is left.
+    """
+    network = nn.Sequential(nn.Linear(4, 6 + classes), nn.Linear(6 + classes, classes)).double()
+    with torch.no_grad():
+        for tensor in (network[0].weight, network[0].bias):
+            tensor[6:] = 0
+        network[1].weight[:, 6:] = 0
+        x = randn(1, 4)
+        h = network[0](x)[0]
+        wanted = 0.3 * shape(network, h, network(x)[0])
+        size = h.abs()
+        centred = network[1].weight - network[1].weight.mean(0)
+        factor = 0.3 / (centred @ torch.diag(size) @ centred.mT).trace()
+        left = wanted - factor * centred @ torch.diag(size) @ centred.mT
+        values, vectors = torch.linalg.eigh(left)
+        network[1].weight[:, 6:] = 10 * vectors * values.clamp_min(0).sqrt()  # known to be no noisier for it
+    log_stds = {"0.bias": torch.cat([(factor * size[:6]).log() / 2, torch.full_like(randn(classes), -math.log(10))])}
+    log_stds |= {"1.weight": randn(*network[1].weight.shape) - 2, "1.bias": randn(classes)}
+    return Posterior(network, GaussianLaw(network, log_stds=log_stds)), x
+
+
+def centring(classes):
+    return torch.eye(classes, dtype=torch.float64) - 1 / classes
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+def test_the_whole_covariance_where_the_assumption_holds(directions, monkeypatch):
+    """Features with variances in proportion to |h|, what is unsure beside them, and random last weights."""
+    monkeypatch.setattr(output_variances, "WIDER", 1.0)
+    posterior, x = assumed(5)
     _, covariance = exact_covariance(posterior, x)
-    prediction = predict(posterior, x, how=Streamlined(engine="principal"))
-    # variances of independent logits cannot be those of every covariance, but their sum is
-    torch.testing.assert_close(prediction.logits_variance.sum(-1), centred(covariance).sum(-1), **EXACT)
-    assert prediction.logits_variance.sum() > 0
+    one_pass = one_pass_of(posterior, Streamlined(engine="principal", directions=directions), x)
+    with torch.no_grad():
+        (found,) = one_pass.moments(x)
+    projection = centring(5)
+    torch.testing.assert_close(
+        projection @ found.covariance @ projection, projection @ covariance @ projection, rtol=1e-9, atol=1e-11
+    )
+    many = predict(posterior, x, how=Streamlined(engine="principal", directions=directions))
+    with pytest.MonkeyPatch.context() as patch:  # of many classes the variances alone are kept
+        patch.setattr(output_variances, "MOST_CLASSES", 4)
+        few = predict(posterior, x, how=Streamlined(engine="principal", directions=directions))
+    torch.testing.assert_close(many.logits_variance, few.logits_variance, rtol=1e-9, atol=0)
+    assert not torch.allclose(many.epistemic, few.epistemic)
+
+
+def test_what_is_asked_for_counts_as_wider_than_the_rest(monkeypatch):
+    posterior, x = assumed(5)
+
+    def found(wider):
+        monkeypatch.setattr(output_variances, "WIDER", wider)
+        with torch.no_grad():
+            one_pass = one_pass_of(posterior, Streamlined(engine="principal"), x)
+            (moments,) = one_pass.moments(x)
+            last = {name: one_pass.components[0].variances[f"1.{name}"] for name in ("weight", "bias")}
+            own = posterior.network[0](x).square() @ last["weight"].mT + last["bias"]
+        return moments.covariance, torch.diag_embed(own)
+
+    direction = asked(posterior.network[1].weight, posterior.network(x))[0]
+    beside = centring(5) - direction[:, None] * direction / direction.square().sum()
+    projected = [beside @ (moments - own) @ beside for moments, own in (found(1.0), found(1.5))]
+    torch.testing.assert_close(projected[0], 1.5 * projected[1], **EXACT)
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+def test_features_that_are_all_zero_count_as_equally_noisy(directions):
+    network = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5)).double()
+    nn.init.zeros_(network[0].weight)
+    nn.init.zeros_(network[0].bias)
+    posterior = Posterior(network, GaussianLaw(network, log_stds={"2.bias": randn(5)}))
+    prediction = predict(posterior, randn(3, 4), how=Streamlined(engine="principal", directions=directions))
+    _, covariance = exact_covariance(posterior, randn(3, 4))
+    torch.testing.assert_close(prediction.logits_variance, centred(covariance), **EXACT)
+
+
+@pytest.mark.parametrize("confident", [0.0, 5.0, 400.0])
+def test_the_shape_of_the_covariance(confident):
+    """Its entries, diagonal and quadratic form, also in single precision where a probability is 1 to rounding."""
+    weight, h, outputs, direction = randn(4, 6), randn(3, 6), randn(3, 4), randn(3, 4)
+    weight = weight - weight.mean(0)
+    outputs[:, 1] += confident
+    log_probs = outputs.log_softmax(-1)
+    rival = log_probs.topk(2, -1).values[:, 1:]
+    pairs = log_probs[:, :, None] + log_probs[:, None] - rival[..., None]
+    pairs = pairs.masked_fill(torch.eye(4).bool(), -torch.inf).exp()  # p_i p_j / p_2
+    unsure = torch.diag_embed(pairs.sum(-1)) - pairs
+    moved = weight @ torch.diag_embed(h.abs()) @ weight.mT
+    expected = sum(
+        share * each / each.diagonal(dim1=1, dim2=2).sum(-1)[:, None, None]
+        for share, each in ((1, moved), (output_variances.RIVALS, unsure))
+    )
+    for dtype, close in (
+        (torch.float64, {"rtol": 1e-10, "atol": 1e-13}),
+        (torch.float32, {"rtol": 1e-4, "atol": 1e-6}),
+    ):
+        found = output_variances._Shape(weight.to(dtype), h.abs().to(dtype), outputs.to(dtype))
+        torch.testing.assert_close(found.matrix().double(), expected, **close)
+        torch.testing.assert_close(found.variances().double(), expected.diagonal(dim1=1, dim2=2), **close)
+        along = (direction[:, None] @ expected @ direction[..., None])[:, 0, 0]
+        torch.testing.assert_close(found.along(direction.to(dtype)).double(), along, **close)
 
 
 def test_needs_a_last_layer():
@@ -103,9 +205,9 @@ def deciding(outputs):
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of the reference's vmap
 @pytest.mark.parametrize("name", ["residual", "tokens", "mlp"])
-@pytest.mark.parametrize("directions", [2, 4])
-def test_several_directions_are_exact_for_what_decides(name, directions):
-    """The difference of the top two of six, whose covariance with the others is a guess; and it is a covariance."""
+@pytest.mark.parametrize("directions", [1, 2, 4])
+def test_directions_are_exact_for_what_they_are_asked(name, directions):
+    """Of six classes, whose covariance with the others is a guess; and it is a covariance."""
     make, inputs = NETWORKS[name]
     network = make()
     *_, (place, head) = [(n, m) for n, m in network.named_modules() if isinstance(m, nn.Linear)]
@@ -115,32 +217,9 @@ def test_several_directions_are_exact_for_what_decides(name, directions):
     one_pass = one_pass_of(posterior, Streamlined(engine="principal", directions=directions, sketch=0), inputs)
     with torch.no_grad():
         (found,) = one_pass.moments(inputs)
-    margin = deciding(outputs)[..., None]
+    margin = (asked(network.get_submodule(place).weight, outputs) if directions == 1 else deciding(outputs))[..., None]
     torch.testing.assert_close(margin.mT @ found.covariance @ margin, margin.mT @ covariance @ margin, **EXACT)
     assert torch.linalg.eigvalsh(found.covariance).min() > -1e-12
-
-
-def test_the_whole_covariance_where_the_assumption_holds():
-    """Features with variances in proportion to |h|, and random last weights: every entry, after centring."""
-    network = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 5)).double()
-    x = randn(3, 4)[:1]
-    h = network[0](x)[0].detach()
-    log_stds = {"0.bias": (0.3 * h.abs()).log() / 2, "1.weight": randn(5, 6), "1.bias": randn(5)}
-    posterior = Posterior(network, GaussianLaw(network, log_stds=log_stds))
-    _, covariance = exact_covariance(posterior, x)
-    one_pass = one_pass_of(posterior, Streamlined(engine="principal", directions=2), x)
-    with torch.no_grad():
-        (found,) = one_pass.moments(x)
-    projection = torch.eye(5, dtype=torch.float64) - 1 / 5
-    torch.testing.assert_close(
-        projection @ found.covariance @ projection, projection @ covariance @ projection, rtol=1e-9, atol=1e-11
-    )
-    many = predict(posterior, x, how=Streamlined(engine="principal", directions=2))
-    with pytest.MonkeyPatch.context() as patch:  # of many classes the variances alone are kept
-        patch.setattr(output_variances, "MOST_CLASSES", 4)
-        few = predict(posterior, x, how=Streamlined(engine="principal", directions=2))
-    torch.testing.assert_close(many.logits_variance, few.logits_variance, rtol=1e-9, atol=0)
-    assert not torch.allclose(many.epistemic, few.epistemic)
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of the reference's vmap

@@ -20,7 +20,8 @@ __all__ = ["Head", "all_variances", "margin_variances", "principal_moments"]
 
 MOST_CLASSES = 64  # of which a covariance is formed
 LITTLE = 1e-3
-SHARE = 0.5  # of the margin in one direction; see docs/methods/streamlined.md
+RIVALS = 0.05  # r and w of `principal_moments`; docs/methods/streamlined.md says where they are from
+WIDER = 1.1
 STEPS = 10  # of power iteration; any direction will do, and the widest is the best
 
 
@@ -103,16 +104,20 @@ def principal_moments(
     """Return logits' variances, or their covariance, from the exact variance of a few functions of them.
 
     Logits z = W h + b have the covariance W S W' + L, S the features' and L what W and b themselves cause, which is
-    known. A feature is the noisier the larger it is: S is taken as k diag |h|, so that the covariance is k M + L with
-    M = W diag |h| W', W centred over classes. d_1, ..., d_K are orthonormal directions, and v_i the exact first-order
-    variances of d_i.z without L. Over all of them k = sum_i v_i / sum_i d_i' M d_i.
+    known. A feature is the noisier the larger it is, and a trained network moves what it is unsure of more than the
+    rest: the covariance is nearly k N + L with
+
+        N = M / tr M + r F / tr F,    M = W diag |h| W',    F = diag p - p p',
+
+    W centred over classes and p the probabilities at the mean. d_1, ..., d_K are orthonormal directions, and v_i the
+    exact first-order variances of d_i.z without L. They are where logits move most, by a factor w more than N says, so
+    that k = sum_i v_i / (w sum_i d_i' N d_i).
 
     Two logits decide what a prediction is unsure of, and all of them how far it moves. One direction is therefore
-    half the difference of the top two, half where W W' is widest; of k M + L only the diagonal is taken, as variances
-    of independent logits. Several are the difference of the top two, where W W' is widest, and where M is, each
-    orthogonal to those before. The covariance is then k A M A + L with A = I + sum_i (a_i - 1) d_i d_i' and
-    a_i^2 = v_i / (k d_i' M d_i), so that it has what was found in each of them. Exact for K + 1 classes, where there
-    are no others. With many classes its diagonal alone is kept.
+    the sum of the top two's difference and of where W W' is widest. Several are the difference of the top two, where
+    W W' is widest, and where M is, each orthogonal to those before. The covariance is k A N A + L with
+    A = I + sum_i (a_i - 1) d_i d_i' and a_i^2 = v_i / (k d_i' N d_i), so that it has what was found in each of them.
+    For two classes that is exact. With many classes its diagonal alone is kept.
     """
     assert head.features is not None
     h = head.features
@@ -124,27 +129,67 @@ def principal_moments(
     size = torch.where(size.amax(-1, keepdim=True) > 0, size, 1)
     number = min(directions, centred.shape[0] - 1)
     chosen = _directions(centred, size, found.outputs, number)
-    rests, shapes, own = [], [], torch.zeros_like(found.outputs)
+    shape = _Shape(centred, size, found.outputs)
+    rests, spreads, own = [], [], torch.zeros_like(found.outputs)
     for index, direction in enumerate(chosen):
         whole = found.variance(direction, last=index == number - 1)
         own, along = _own(component, head, random, direction)
         rests.append((whole - along).clamp_min(0))
-        shapes.append(((direction @ centred).square() * size).sum(-1))
+        spreads.append(shape.along(direction))
     tiny = torch.finfo(own.dtype).tiny
-    scale = torch.stack(rests).sum(0) / torch.stack(shapes).sum(0).clamp_min(tiny)
-    if number == 1:
-        return own + independent_variances(scale[:, None] * (size @ centred.square().mT)), None
+    scale = torch.stack(rests).sum(0) / (WIDER * torch.stack(spreads).sum(0)).clamp_min(tiny)
     if centred.shape[0] > MOST_CLASSES:
-        spread = scale[:, None] * (size @ centred.square().mT)
-        for direction, rest, shape in zip(chosen, rests, shapes, strict=True):
-            spread = spread + (rest - scale * shape)[:, None] * direction.square()
-        return own + independent_variances(spread.clamp_min(0)), None
-    root = centred * (scale[:, None] * size).sqrt()[:, None]  # (B, C, D), of k M
-    stretched = root
-    for direction, rest, shape in zip(chosen, rests, shapes, strict=True):
-        factor = (rest / (scale * shape).clamp_min(tiny)).sqrt() - 1
-        stretched = stretched + (factor[:, None] * direction)[..., None] * (direction[:, None] @ root)
-    return None, stretched @ stretched.mT + torch.diag_embed(own)
+        variances = scale[:, None] * shape.variances()
+        for direction, rest, spread in zip(chosen, rests, spreads, strict=True):
+            variances = variances + (rest - scale * spread)[:, None] * direction.square()
+        return own + independent_variances(variances.clamp_min(0)), None
+    stretch = torch.eye(centred.shape[0], dtype=own.dtype, device=own.device)
+    for direction, rest, spread in zip(chosen, rests, spreads, strict=True):
+        factor = (rest / (scale * spread).clamp_min(tiny)).sqrt() - 1
+        stretch = stretch + (factor[:, None] * direction)[..., None] * direction[:, None]
+    return None, stretch @ (scale[:, None, None] * shape.matrix()) @ stretch + torch.diag_embed(own)
+
+
+class _Shape:
+    """N = M / tr M + r F / tr F of `principal_moments`.
+
+    F is divided by p_2, the second largest probability, and written for moves relative to the largest one's:
+    F / p_2 = E K E' with K = diag q - p_2 q q', q_j = p_j / p_2 but 0 for the largest t, and E = I - e_t 1'. So it
+    has a shape also where p_2 is nothing beside 1.
+    """
+
+    def __init__(self, centred: Tensor, size: Tensor, outputs: Tensor) -> None:
+        values, places = outputs.topk(2, -1)
+        self.centred, self.top = centred, torch.zeros_like(outputs).scatter(1, places[:, :1], 1.0)
+        self.second = outputs.softmax(-1).gather(1, places[:, 1:])
+        self.others = (outputs - values[:, 1:]).clamp_max(0).exp() * (1 - self.top)
+        tiny = torch.finfo(outputs.dtype).tiny
+        self.size = size / (size @ centred.square().sum(0)).clamp_min(tiny)[:, None]
+        self.rivals = RIVALS / self._unsure().sum(-1, keepdim=True).clamp_min(tiny)
+
+    def _unsure(self) -> Tensor:
+        """Return the diagonal of F / p_2."""
+        q, number = self.others, self.others.sum(-1, keepdim=True)
+        return q - self.second * q.square() + self.top * (number - self.second * number.square())
+
+    def along(self, direction: Tensor) -> Tensor:
+        """Return d' N d, (B,)."""
+        moves = direction - (direction * self.top).sum(-1, keepdim=True)
+        moved = self.others * moves
+        unsure = (moved * moves).sum(-1) - self.second[:, 0] * moved.sum(-1).square()
+        return ((direction @ self.centred).square() * self.size).sum(-1) + self.rivals[:, 0] * unsure
+
+    def variances(self) -> Tensor:
+        """Return the diagonal of N, (B, C)."""
+        return self.size @ self.centred.square().mT + self.rivals * self._unsure()
+
+    def matrix(self) -> Tensor:
+        """Return N, (B, C, C)."""
+        q, top = self.others, self.top
+        inner = torch.diag_embed(q) - self.second[..., None] * q[..., None] * q[:, None]
+        rows = inner - top[..., None] * inner.sum(1, keepdim=True)
+        unsure = rows - rows.sum(2, keepdim=True) * top[:, None]
+        return (self.centred * self.size[:, None]) @ self.centred.mT + self.rivals[..., None] * unsure
 
 
 def _directions(centred: Tensor, size: Tensor, outputs: Tensor, number: int) -> list[Tensor]:
@@ -154,7 +199,7 @@ def _directions(centred: Tensor, size: Tensor, outputs: Tensor, number: int) -> 
     common = _common(centred).expand_as(outputs)
     if number == 1:
         agreeing = torch.where((margin * common).sum(-1, keepdim=True) < 0, -common, common)
-        return [nn.functional.normalize(SHARE * margin + agreeing, dim=-1)]
+        return [nn.functional.normalize(margin + agreeing, dim=-1)]
     places = outputs.topk(number + 1, -1).indices.unbind(-1)[2:]
     found = [margin, _rest(common + LITTLE * _single(outputs, places[0]), [margin])]  # were they the same, not nothing
     for place in places[1:]:
