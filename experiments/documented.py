@@ -409,6 +409,14 @@ STUDY = (
 )
 
 
+CHAINS = {"validation accuracy %": Cell(("accuracy",), 100, 2), "NLL": Cell(("nll",))}
+CHAINS_LINES = [
+    f"{number} from {start}"
+    for start in ("the trained network", "new weights")
+    for number in ("one chain", "four chains")
+]
+
+
 def study() -> str:
     """Return what decides the AUROC of SGLD, the best of each column in bold."""
     titles = ("notMNIST: entropy", "BALD", "Omniglot: BALD", "CIFAR-10: BALD", "ess", "R-hat")
@@ -482,6 +490,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "distilled-attacks": adversarial,
     "active-learning": active,
     "sgld-study": study,
+    "sgld-chains": partial(table, "sgld_chains", CHAINS, names(*CHAINS_LINES)),
     "truth-classes": partial(decomposition, "classes"),
     "truth-numbers": partial(decomposition, "numbers"),
     "truth-hmc": partial(table, "truth_hmc", HMC, HMC_LINES),

@@ -30,7 +30,7 @@ def one_bank(data: Data, start: Any, chains: int, seed: int, arguments: argparse
     torch.manual_seed(seed)
     fit = partial(bayesify.fit, seed=seed, progress=False, accuracy_tolerance=1.0)
     loader = data.loader("train", arguments.batch)
-    network = mlp(*SIZES)
+    network: torch.nn.Module = mlp(*SIZES)
     if start == "network":
         trained = bayesify.convert(
             network, bayesify.MAP(epochs=1 if arguments.trial else 100, lr=0.005, weight_decay=1e-3)
