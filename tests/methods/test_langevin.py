@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.laws import Key, generator_for
-from bayesify.methods import langevin
 from bayesify.methods.langevin import Langevin
 
 N = 50
@@ -53,29 +52,6 @@ def test_steps_are_the_papers(kind: str, temperature: float):
             G = 1 / (1e-5 + square.sqrt())
             w = w - lr / 2 * G * (gradient + wd * w) + (temperature * lr * G / N).sqrt() * z
         torch.testing.assert_close(weights.detach(), w, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("block", [16, 48, 64])
-@pytest.mark.parametrize("shapes", [[(7, 9), (5,), (1,), (31, 3)], [(64,), (64,)], [(3,)], [(16, 4), (15,)]])
-def test_blocks_have_the_numbers_of_the_whole(monkeypatch, dtype: torch.dtype, block: int, shapes: list):
-    start = [torch.randn(shape).to(dtype) for shape in shapes]
-    slopes = [torch.randn(shape).to(dtype) for shape in shapes]
-
-    def moved(whole: bool) -> list[torch.Tensor]:
-        monkeypatch.setattr(langevin, "BLOCK", block)
-        monkeypatch.setattr(langevin, "_in_blocks", (lambda *_: False) if whole else in_blocks)
-        weights = [nn.Parameter(tensor.clone()) for tensor in start]
-        chain = Langevin([{"params": weights}], torch.tensor(10), lr=0.1, weight_decay=0.5, seed=3)
-        for _ in range(2):
-            for weight, slope in zip(weights, slopes, strict=True):
-                weight.grad = slope.clone()
-            chain.step()
-        return weights
-
-    in_blocks = langevin._in_blocks
-    for one, other in zip(moved(False), moved(True), strict=True):
-        assert torch.equal(one, other)
 
 
 def test_friction_one_is_sgld():

@@ -17,7 +17,6 @@ from bayesify.methods.gradient_noise import EVERY, Correction, GradientNoise, ca
 __all__ = ["Kind", "Langevin"]
 
 Kind = Literal["sgld", "sghmc", "psgld"]
-BLOCK = 2**16  # numbers of weights that are moved while their noise is in the cache
 FORGET = 0.02  # how much a look at the gradients' noise counts, at least, in its average
 _COUNTS = {"measure_after": 1, "measured": 0, "looks": 0}
 
@@ -160,9 +159,6 @@ class Langevin(Optimizer):
         decay = group["weight_decay"] if prior_std is None else 1 / (num_data * prior_std**2)
         half = group["lr"] / 2
         scale = math.sqrt(group["temperature"] * group["lr"] / num_data)
-        if kind == "sgld" and scale > 0 and not group["looks"] and _in_blocks(weights, gradients):
-            self._move_blocks(weights, gradients, group, keep=1 - half * decay, half=half, scale=scale)
-            return
         noise = self._noise(weights, group) if scale > 0 else None
         if noise is not None and group["looks"]:
             torch._foreach_mul_(noise, [self.state[weight].get("kept", 1.0) for weight in weights])
@@ -193,39 +189,6 @@ class Langevin(Optimizer):
                 if noise is not None:
                     weight.addcmul_(noise[index], precondition.sqrt_(), value=scale)
 
-    def _move_blocks(
-        self,
-        weights: list[Tensor],
-        gradients: list[Tensor],
-        group: dict[str, Any],
-        *,
-        keep: float,
-        half: float,
-        scale: float,
-    ) -> None:
-        """Take a step of sgld block by block, which reads and writes memory once; the numbers are those of `_noise`.
-
-        Torch makes normals sixteen at a time, so that blocks of a multiple of that go on where the one before ended.
-        """
-        generator = generator_for(Key(group["seed"], group["step"]), "weights", weights[0].device)
-        left = sum(weight.numel() for weight in weights)
-        room = self._room
-        if room is None or room.numel() < min(left, BLOCK + 15) or room.dtype != weights[0].dtype:
-            room = self._room = torch.empty(min(left, BLOCK + 15), dtype=weights[0].dtype)
-        noise = room[:0]
-        for weight, gradient in zip(weights, gradients, strict=True):
-            flat, slope, start = weight.view(-1), gradient.view(-1), 0
-            while start < len(flat):
-                if not len(noise):
-                    number = BLOCK if left >= BLOCK + 16 else left
-                    noise, left = room[:number].normal_(generator=generator), left - number
-                number = min(len(noise), len(flat) - start)
-                some = flat[start : start + number]
-                if keep != 1:
-                    some.mul_(keep)
-                some.add_(slope[start : start + number], alpha=-half).add_(noise[:number], alpha=scale)
-                noise, start = noise[number:], start + number
-
     def _noise(self, weights: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
         """Return standard normals for all weights, drawn together."""
         sizes = [weight.numel() for weight in weights]
@@ -243,12 +206,3 @@ class Langevin(Optimizer):
             if name not in self.state[weight]:
                 self.state[weight][name] = torch.zeros_like(weight)
         return [self.state[weight][name] for weight in weights]
-
-
-def _in_blocks(weights: list[Tensor], gradients: list[Tensor]) -> bool:
-    """Return whether weights can be moved block by block: in main memory, of one type, each in one piece."""
-    dtype = weights[0].dtype
-    return dtype in (torch.float32, torch.float64) and all(
-        type(t.data) is Tensor and t.device.type == "cpu" and t.dtype == dtype and t.is_contiguous()
-        for t in (*weights, *gradients)
-    )
