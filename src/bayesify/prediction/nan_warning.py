@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ def _blame(posterior: Posterior, inputs: Any) -> str:
     if name is not None:
         return f"{_module(name)} is the first that makes NaN out of numbers: check its weights."
     for key in posterior.keys(None, 0):
-        name = first_nan(network, inputs, lambda key=key: posterior.evaluate(inputs, [key]))
+        name = first_nan(network, inputs, partial(posterior.evaluate, inputs, [key]))
         if name is not None and key.path:
             return (
                 f"{_module(name)} of member {key.path[0]} is the first that makes NaN out of numbers: check its "
