@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from bayesify import Views, choose
-from bayesify.choosing.judging import Found, crossed_nll, half_of
+from bayesify.choosing.judging import Found, crossed_nll, first_of, half_of
 from bayesify.prediction.trials import halves
 
 
@@ -246,7 +246,11 @@ def test_inputs_and_outputs_are_divided_alike(sizes):
         batches = [{"x": own if half else own.numpy()} for own in numbers]
         inputs = torch.cat([own["x"] for own in half_of(batches, half, most=1000)])
         assert inputs.tolist() == torch.cat([target for _, target in outputs[half][0]]).tolist()
-    assert len(list(half_of([{"x": own} for own in numbers], 0, most=1))) <= 1
+    for most in (1, 9, 1000):
+        few = torch.cat([own["x"] for own in first_of([{"x": own} for own in numbers], most)])
+        assert few.tolist() == list(range(min(most, sum(sizes))))
+        odd = [own["x"] for own in half_of([{"x": own} for own in numbers], 1, most=most)]
+        assert torch.cat([*odd, torch.empty(0)]).tolist() == list(range(1, min(most, sum(sizes)), 2))
 
 
 @pytest.mark.slow

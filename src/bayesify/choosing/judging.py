@@ -15,7 +15,7 @@ from bayesify.likelihoods import Likelihood
 from bayesify.likelihoods.pooling import Pooling, Temperatures
 from bayesify.prediction.trials import Batches, halves
 
-__all__ = ["POOLED", "Found", "crossed_nll", "half_of", "mean_and_error"]
+__all__ = ["POOLED", "Found", "crossed_nll", "first_of", "half_of", "mean_and_error"]
 
 POOLED = ("categorical", "bernoulli")  # likelihoods whose draws can be averaged in two ways
 
@@ -32,16 +32,25 @@ class Found(NamedTuple):
     parts: Sequence[int]
 
 
+def first_of(batches: Iterable[Any], most: int) -> Iterator[Any]:
+    """Give the first so many examples, batch by batch."""
+    left = most
+    for batch in map(without_arrays, batches):
+        rows = batch_rows(batch)
+        yield batch if rows <= left else slice_rows(batch, 0, left)
+        left -= rows
+        if left <= 0:
+            return
+
+
 def half_of(batches: Iterable[Any], half: int, *, most: int) -> Iterator[Any]:
     """Give every second example of the first so many, as `halves` divides them."""
     start = 0
-    for batch in map(without_arrays, batches):
+    for batch in first_of(batches, most):
         own = slice_rows(batch, (half - start) % 2, None, 2)
         start += batch_rows(batch)
         if batch_rows(own):
             yield own
-        if start >= most:
-            return
 
 
 @torch.no_grad()

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from bayesify.choosing.judging import POOLED
 from bayesify.likelihoods import Likelihood
 from bayesify.likelihoods.pooling import Pooling
-from bayesify.prediction.trials import Batches
+from bayesify.prediction.trials import Batches, halves
 
-__all__ = ["grown", "names_of", "some"]
+__all__ = ["grown", "names_of", "some", "wanted"]
 
 _SHIFTS = [(1, 0), (-1, 0), (2, 0), (-2, 0), (0, 1), (0, -1), (0, 2), (0, -2)]
 
@@ -53,6 +53,13 @@ def grown(likelihood: Likelihood, batches: Batches, names: Sequence[str], passes
         best = sets[index]
         del rest[index]
         yield best
+
+
+def wanted(likelihood: Likelihood, batches: Batches, names: Sequence[str], passes: int) -> list[str]:
+    """Return the views that are in any set that either half of the examples finds, or both, and each reflection."""
+    parts = [*(half for half, _ in halves(batches)), batches]
+    kept = {name for part in parts for chosen in grown(likelihood, part, names, passes) for name in chosen}
+    return [name for name in names if name in kept]
 
 
 def some(batches: Batches, draws: list[int]) -> Batches:

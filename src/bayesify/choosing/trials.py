@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from bayesify._core.trees import first_tensor, to_device
+from bayesify._core.trees import batch_rows, first_tensor, to_device
 from bayesify.choosing.candidates import IDENTITY, Candidate, Choice
-from bayesify.choosing.judging import Found, crossed_nll, half_of, mean_and_error
-from bayesify.choosing.looks import grown, names_of, some
+from bayesify.choosing.judging import Found, crossed_nll, first_of, half_of, mean_and_error
+from bayesify.choosing.looks import grown, names_of, some, wanted
 from bayesify.conversion import convert, ensemble
 from bayesify.fitting import fit
 from bayesify.laws import Posterior, Refusal
@@ -21,13 +21,14 @@ from bayesify.likelihoods import Likelihood
 from bayesify.methods import MAP, BayesAdapter, DeepEnsemble, Laplace, MCDropout, Method
 from bayesify.prediction import Views, as_views, posterior_device
 from bayesify.prediction.calibration import calibrate, draws_of
-from bayesify.prediction.trials import Batches, halves
+from bayesify.prediction.trials import Batches, halves, judge
 from bayesify.prediction.widening import widen
 
 __all__ = ["Trials"]
 
 DRAWS = 20  # of what is random in the last layer alone, and costs next to nothing
-WIDENED_ON = 512  # examples, of both halves: the width of noise is one number
+WIDENED_ON = (256, 512)  # examples of both halves, an eighth of all but between these: a width is one number
+SCREENED_ON = 256  # examples that say which of many views are worth a look at all
 LEAST = 20  # examples to choose on
 SURE = 2.0  # standard errors by which what costs more, or is random, must be better
 PLAIN = "plain + temperature"
@@ -46,6 +47,8 @@ class Trials:
         self.posteriors: dict[str, tuple[Posterior, int | None]] = {}  # with the number of draws
         self.looks_of: dict[str, Looks] = {}
         self.looks: Looks = [IDENTITY] * 3  # the best so far
+        self.seen: dict[str, Found] = {}  # outputs of the plain network on sets of views
+        self.few = WIDENED_ON[1]
         self.plain = self.converted(MAP())
         batch = next(iter(batches), None)
         if batch is None:
@@ -64,11 +67,14 @@ class Trials:
         searched = given is None and self.passes > 1 and image is not None and _is_image(image)
         names = names_of(self.passes) if searched else ["identity"]
         try:
+            names = self.screened(names)
             seen = draws_of(self.plain, self.batches, Views(*names)).batches
         except ValueError:  # a coarser map cannot be taken back from a shift by a pixel
             names = names[:3]
             seen = draws_of(self.plain, self.batches, Views(*names)).batches
-        _require_enough(sum(len(target) for _, target in seen))
+        examples = sum(len(target) for _, target in seen)
+        _require_enough(examples)
+        self.few = max(WIDENED_ON[0], min(WIDENED_ON[1], examples // 8))
         self.judge(PLAIN, self.plain, 1, found=[_plain(some(seen, [0]))] * 2)
         _require_enough(len(self.scores[PLAIN]))
         for views in [given] if isinstance(given, Views | str) else given or ():
@@ -85,8 +91,19 @@ class Trials:
             for sets in zip(*paths, strict=True):
                 found = [_plain(some(seen, [names.index(name) for name in chosen])) for chosen in sets[:2]]
                 looks = [Views(*chosen) for chosen in sets]
-                self.judge(f"plain, {', '.join(sets[2])}", self.plain, len(sets[2]), looks=looks, found=found)
+                name = f"plain, {', '.join(sets[2])}"
+                self.seen[name] = _plain(some(seen, [names.index(one) for one in sets[2]]))
+                self.judge(name, self.plain, len(sets[2]), looks=looks, found=found)
         self.looks = self.looks_of[self.taken().name]
+
+    def screened(self, names: list[str]) -> list[str]:
+        """Return those of many views that the first examples ask for; all where there are few views, or examples."""
+        if len(names) <= 3:
+            return names
+        few = list(first_of(self.batches, SCREENED_ON))
+        if sum(map(batch_rows, few)) < SCREENED_ON:
+            return names
+        return wanted(self.plain.likelihood, draws_of(self.plain, few, Views(*names)).batches, names, self.passes)
 
     # -- noise ----------------------------------------------------------------------------------------------------
 
@@ -106,19 +123,33 @@ class Trials:
         """Try noise: each half of the examples finds a width, and both together their geometric mean."""
 
         def trial() -> None:
-            found, logs = [], []
-            for half, views in enumerate(self.looks[:2]):
-                posterior = made()
-                few = list(half_of(self.batches, half, most=WIDENED_ON))
-                widen(posterior, few, num_draws=draws, views=views, seed=self.seed)
-                assert posterior.widening is not None
-                logs.append(math.log(posterior.widening.factor))
-                found.append(self.outputs(posterior, views, draws))
+            options = [{"num_draws": draws, "views": views, "seed": self.seed} for views in self.looks[:2]]
+            few = [list(half_of(self.batches, half, most=self.few)) for half in (0, 1)]
+            both = [widen(made(), few[half], **options[half]) for half in (0, 1)]
+            if not self.helps(both, few, options):
+                raise ValueError("no width of this noise is better than none on examples that had no part in it.")
+            found = [self.outputs(one, views, draws) for one, views in zip(both, self.looks, strict=False)]
+            logs = [math.log(one.widening.factor) for one in both if one.widening is not None]
             posterior = made()
             posterior.law.rescale(math.exp(sum(logs) / 2))
             self.judge(name, posterior, passes, draws, looks=self.looks, found=found)
 
         self.guard(name, trial)
+
+    @staticmethod
+    def helps(both: Sequence[Posterior], few: Sequence[Any], options: Sequence[dict[str, Any]]) -> bool:
+        """Return whether the width that one half found has less NLL on the other than the least noise, taken together.
+
+        Of a noise that does not, predictions of all examples would tell no more.
+        """
+        gain = 0.0
+        for half, one in enumerate(both):
+            other = both[1 - half].widening
+            assert other is not None
+            assert one.widening is not None
+            how: dict[str, Any] = {"calibrated": True, "progress": False, "options": options[half]}
+            gain += other.trials[0].nll - judge(one, few[1 - half], one.widening.factor, **how).nll
+        return gain > 0
 
     def last(self) -> list[str] | None:
         """Return the last linear layer; None where it is the network itself."""
@@ -223,7 +254,12 @@ class Trials:
         posterior, draws = self.posteriors[chosen.name]
         if draws is not None:
             posterior.default_draws = draws
-        calibrate(posterior, self.batches, views=chosen.views, num_draws=draws, seed=self.seed)
+        there = self.seen.get(chosen.name)
+        if there is None:
+            calibrate(posterior, self.batches, views=chosen.views, num_draws=draws, seed=self.seed)
+        else:
+            posterior.likelihood.calibrate(there.batches, parts=there.parts, pooling="auto", temperatures="auto")
+            posterior.views = chosen.views
         posterior.choice = Choice(tuple(self.candidates), chosen.name)
         return posterior
 

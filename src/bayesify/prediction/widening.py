@@ -156,13 +156,19 @@ def widen(
 
 
 def _least_nll(trial: Callable[[float], Trial]) -> Trial:
-    """Return the trial of least NLL: of decades, of halves and quarters of one beside the best, of a parabola."""
-    tried: dict[float, Trial] = {x: trial(x) for x in (0.0, 1.0, -1.0, 2.0, -2.0)}
+    """Return the trial of least NLL: of decades downhill, of halves and quarters of one beside the best, of a parabola.
+
+    The NLL is taken to have one minimum: where it falls from one decade to the next, those on the other side are left.
+    """
+    tried: dict[float, Trial] = {x: trial(x) for x in (0.0, -1.0)}
 
     def best() -> float:
         return min(tried, key=lambda x: tried[x].nll)
 
     step = 1.0
+    for one, beyond in ((0.0, 1.0), (1.0, 2.0), (-1.0, -2.0)):
+        if best() == one or not math.isfinite(tried[best()].nll):
+            tried[beyond] = trial(beyond)
     for _ in range(HALVINGS):
         step, centre = step / 2, best()
         tried |= {x: trial(x) for x in (centre - step, centre + step) if abs(x) <= 2}
