@@ -11,6 +11,10 @@ from tests.fixtures import golden
 from tests.marks import TORCH
 
 LATER = {"ivon"}  # methods that are younger than the numbers
+# Draws along eigenvectors that were found here: their signs, and those of equal eigenvalues altogether, are not the
+# same on all processors. What is compared is the law, by predictions without draws; draws of saved eigenvectors are
+# compared by test_formats.
+FOUND_HERE = {f"laplace/{network}/draw.{seed}" for network in golden.NETWORKS for seed in range(3)}
 
 
 @functools.cache
@@ -22,7 +26,9 @@ def kept():
 @pytest.mark.parametrize("name", golden.NAMES)
 def test_the_numbers_are_what_they_were(name):
     found = golden.record(name)
-    before = {key.removeprefix(f"{name}/"): tensor for key, tensor in kept().items() if key.startswith(f"{name}/")}
+    wanted = {key for key in kept() if key.startswith(f"{name}/")} - FOUND_HERE
+    before = {key.removeprefix(f"{name}/"): kept()[key] for key in wanted}
+    before["fit.parameters"] = golden.moved(name, before["fit.parameters"])
     wrong = {key: f"{_difference(found.get(key), tensor)}" for key, tensor in before.items()}
     wrong = {key: text for key, text in wrong.items() if text != "none"}
     assert not wrong, "\n".join(f"{key}: {text}" for key, text in wrong.items())
