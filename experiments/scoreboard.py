@@ -22,8 +22,9 @@ from experiments.run import examples_path
 
 __all__ = ["BARS", "Point", "compare", "draw", "front", "points"]
 
-# The first of them that a task has is what its rows are compared with.
+# The first of them that a task has is what its rows are compared with; a mirrored shoe points the other way.
 BARS = ("plain + mirror, log-probabilities", "plain + temperature", "plain + scale of the variance")
+NO_MIRROR = ("scoreboard_fashion",)
 QUALITIES: dict[str, tuple[str, str]] = {
     "NLL": ("test", "nll"), "AURC": ("test", "aurc"), "NLL under shift": ("shift", "nll"), "RMSE": ("test", "rmse"),
     "CRPS": ("test", "crps"),
@@ -46,12 +47,13 @@ def compare(name: str, *, work: Path, results: Path = RESULTS, resamples: int = 
     """Keep the difference of every figure of every row from the bar's, for seeds of which the examples are there."""
     rows = Records(results / f"{name}.json").read()
     records = Records(results / f"{name}_pairs.json")
-    bar = next((bar for bar in BARS if any(row["name"] == bar for row in rows)), None)
-    bars = {row["seed"]: row for row in rows if row["name"] == bar}
+    bars = BARS[1:] if name in NO_MIRROR else BARS
+    bar = next((bar for bar in bars if any(row["name"] == bar for row in rows)), None)
+    beside = {row["seed"]: row for row in rows if row["name"] == bar}
     for row in rows:
-        if row["seed"] not in bars or row["name"] == bar:
+        if row["seed"] not in beside or row["name"] == bar:
             continue
-        hashes = {"of": row["hash"], "bar": bars[row["seed"]]["hash"]}
+        hashes = {"of": row["hash"], "bar": beside[row["seed"]]["hash"]}
         paths = [examples_path(work, hashed, row["seed"]) for hashed in hashes.values()]
         if not all(path.exists() for path in paths):
             continue
