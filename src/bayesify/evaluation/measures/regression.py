@@ -40,8 +40,8 @@ def rmse(mean: ArrayLike, target: ArrayLike) -> float:
         Error in the unit of the target.
 
     Example:
-        >>> rmse([1.0, 2.0], [1.0, 4.0])
-        1.4142135623730951
+        >>> round(rmse([1.0, 2.0], [1.0, 4.0]), 6)
+        1.414214
     """
     mean, target = _check(mean=mean, target=target)
     return float((mean - target).square().mean().sqrt())
