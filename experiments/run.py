@@ -92,7 +92,7 @@ def _taught(config: Config, seed: int, trial: bool, work: Path, compiled: bool) 
     views = bayesify.Views(*wanted.views) if wanted.views else None
     bayesify.calibrate(teacher, setting.val, views=views, seed=seed)
     epochs = 1 if trial else wanted.epochs
-    taught = {"epochs": epochs, "lr": wanted.lr, "mix": wanted.mix}
+    taught: dict[str, Any] = {"epochs": epochs, "lr": wanted.lr, "mix": wanted.mix}
     student = new_student(teacher, network=setting.network, draw_seed=seed, **taught)
     if compiled:
         teacher.network.compile()

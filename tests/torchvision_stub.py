@@ -24,7 +24,7 @@ def declare_torchvision_operators() -> None:
         return
     for library in Path(spec.origin).parent.glob("_C*.*"):
         try:
-            torch.ops.load_library(library)
+            torch.ops.load_library(library)  # type: ignore[no-untyped-call]
         except OSError:
             continue
         return
@@ -37,4 +37,5 @@ def import_torchvision() -> ModuleType:
     declare_torchvision_operators()
     import torchvision
 
-    return torchvision
+    found: ModuleType = torchvision
+    return found

@@ -123,7 +123,8 @@ class Trials:
         """Try noise: each half of the examples finds a width, and both together their geometric mean."""
 
         def trial() -> None:
-            options = [{"num_draws": draws, "views": views, "seed": self.seed} for views in self.looks[:2]]
+            shared: dict[str, Any] = {"num_draws": draws, "seed": self.seed}
+            options = [{**shared, "views": views} for views in self.looks[:2]]
             few = [list(half_of(self.batches, half, most=self.few)) for half in (0, 1)]
             both = [widen(made(), few[half], **options[half]) for half in (0, 1)]
             if not self.helps(both, few, options):
