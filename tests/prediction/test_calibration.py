@@ -12,7 +12,8 @@ from torch import nn
 
 import bayesify
 from bayesify import MAP, Bernoulli, Categorical, DeepEnsemble, Gaussian, MCDropout
-from bayesify.prediction import predict
+from bayesify.prediction import Views, layout, predict
+from bayesify.prediction.calibration import draws_of
 
 F64 = torch.float64
 METHODS = [MAP(), MCDropout(), DeepEnsemble(members=3, start="perturbed")]
@@ -137,6 +138,20 @@ def test_an_exact_regression_gets_a_small_scale_and_not_zero():
     likelihood = Gaussian(1.0)
     likelihood.calibrate([(torch.zeros(2, 5), torch.zeros(5))])
     assert 0 < likelihood.variance_scale.item() < 1e-9
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_large_batches_are_divided_into_passes(method, monkeypatch):
+    posterior = bayesify.convert(network(3), method)
+    x = torch.randn(50, 4, dtype=F64, generator=torch.Generator().manual_seed(0))
+    batch, views, sizes = [(x, torch.zeros(50, dtype=torch.long))], Views("identity", lambda x: -x), []
+    whole = draws_of(posterior, batch, views, num_draws=6)
+    monkeypatch.setattr(layout, "CPU_ELEMENTS", 1)  # no more than LEAST_ROWS at a time
+    posterior.network[0].register_forward_pre_hook(lambda module, inputs: sizes.append(len(inputs[0])))
+    divided = draws_of(posterior, batch, views, num_draws=6)
+    assert max(sizes) <= 6 * layout.LEAST_ROWS < 50  # draws may share a pass
+    assert divided.parts == whole.parts
+    torch.testing.assert_close(divided.batches[0][0], whole.batches[0][0], rtol=0, atol=1e-12)
 
 
 def test_ignored_labels_do_not_count():

@@ -263,6 +263,14 @@ def test_ten_trials_find_the_least_nll_of_a_smooth_curve(best):
     assert found.nll < least.fun + 2e-3
 
 
+@pytest.mark.parametrize("best", [-1.7, -0.6, 0.3, 1.4])
+def test_six_trials_find_it_to_half_a_decade(best):
+    curve = Curve(lambda x: (x - best) ** 2)
+    found = _least_nll(curve, precise=False)
+    assert math.log10(found.factor) == pytest.approx(round(2 * best) / 2)
+    assert len(curve.asked) <= 6
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_the_result_is_the_best_that_was_tried(seed):
     values = np.random.default_rng(seed).normal(size=4001)

@@ -57,8 +57,8 @@ def choose(
         The posterior: `predict(posterior, inputs)` takes its views, its number of draws, temperatures and pooling.
         `posterior.choice` holds the table.
 
-    Costs about ten plain passes over the validation data for images and four passes or more, and about eight
-    predictions of 256 to 512 validation examples for each kind of noise, with two of all where it helps on these.
+    Costs about ten plain passes over the validation data for images and four passes or more, and about six predictions
+    of 256 to 512 validation examples for each kind of noise, with two of all where it helps on these.
 
     Example:
         >>> import torch

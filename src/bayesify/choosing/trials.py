@@ -126,7 +126,7 @@ class Trials:
             shared: dict[str, Any] = {"num_draws": draws, "seed": self.seed}
             options = [{**shared, "views": views} for views in self.looks[:2]]
             few = [list(half_of(self.batches, half, most=self.few)) for half in (0, 1)]
-            both = [widen(made(), few[half], **options[half]) for half in (0, 1)]
+            both = [widen(made(), few[half], precise=False, **options[half]) for half in (0, 1)]
             if not self.helps(both, few, options):
                 raise ValueError("no width of this noise is better than none on examples that had no part in it.")
             found = [self.outputs(one, views, draws) for one, views in zip(both, self.looks, strict=False)]

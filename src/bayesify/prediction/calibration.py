@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,12 +13,13 @@ from bayesify._core.deprecation import renamed
 from bayesify._core.dividing import in_order
 from bayesify._core.inputs import as_loader, in_network_type
 from bayesify._core.modes import evaluation_mode
-from bayesify._core.trees import to_device
+from bayesify._core.trees import batch_rows, slice_rows, to_device
 from bayesify.laws import Posterior, require_posterior, warn_unless_learned
 from bayesify.likelihoods import Stream
 from bayesify.likelihoods.pooling import Pooling, Temperatures, check_pooling
 from bayesify.likelihoods.prediction import Prediction
 from bayesify.prediction import Views, add_views, as_views, posterior_device, weight_norm
+from bayesify.prediction.layout import rows_per_pass
 
 __all__ = ["Outputs", "calibrate", "draws_of"]
 
@@ -85,37 +87,33 @@ def calibrate(
     return posterior
 
 
-class Outputs(Stream):
-    """Keeps all outputs that are added, and what they are of.
+@dataclass
+class Outputs:
+    """Outputs of draws on all batches of a loader.
 
     Attributes:
         batches: Outputs (S, B, ...) and targets of each batch.
         parts: Which part of a mixture each draw is of, alike for all batches.
     """
 
+    batches: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    parts: list[int] = field(default_factory=list)
+
+
+class _Kept(Stream):
+    """Keeps the outputs of draws on some rows, and what part of a mixture each is of."""
+
     keeps_parts = True
 
     def __init__(self) -> None:
-        self.batches: list[tuple[Tensor, Tensor]] = []
+        self.outputs: list[Tensor] = []
         self.parts: list[int] = []
-        self._outputs: list[Tensor] = []
-        self._parts: list[int] = []
 
     def add(self, outputs: Tensor, *, part: int = 0, view: int = 0) -> None:
         """Keep outputs of some draws."""
         del view
-        self._outputs.append(outputs)
-        self._parts += [part] * len(outputs)
-
-    @property
-    def first(self) -> Tensor:
-        """The first draw of the present batch, (B, ...)."""
-        return self._outputs[0][0]
-
-    def end(self, target: Tensor) -> None:
-        """End a batch."""
-        self.batches.append((torch.cat(self._outputs), target))
-        self.parts, self._parts, self._outputs = self._parts, [], []
+        self.outputs.append(outputs)
+        self.parts += [part] * len(outputs)
 
     def result(self) -> Prediction:
         """Refuse."""
@@ -134,11 +132,16 @@ def draws_of(
         def drawn(batch: Any) -> tuple[Tensor, Tensor, list[int]]:
             inputs, target = posterior.split_batch(to_device(batch, device))
             inputs = in_network_type(inputs, posterior.network)
-            own = Outputs()
-            add_views(posterior, inputs, views, plan, own)
-            posterior.likelihood.check(own.first, target)
-            own.end(target)
-            return (*own.batches[0], own.parts)
+            count, found = batch_rows(inputs), []
+            rows = rows_per_pass(posterior, posterior.trace(inputs), count)
+            for start in range(0, max(1, count), rows):
+                own = _Kept()
+                part = slice_rows(inputs, start, min(start + rows, count)) if count > rows else inputs
+                add_views(posterior, part, views, plan, own)
+                found.append(torch.cat(own.outputs))
+            outputs = torch.cat(found, 1)
+            posterior.likelihood.check(outputs[0], target)
+            return outputs, target, own.parts
 
         for outputs, target, parts in in_order(
             as_loader(loader, "calibrate"), drawn, norm=lambda: weight_norm(posterior)

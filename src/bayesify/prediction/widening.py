@@ -61,6 +61,7 @@ def widen(
     *,
     tolerance: float | None = None,
     calibrated: bool = True,
+    precise: bool = True,
     num_draws: int | None = None,
     views: Any = None,
     seed: int = 0,
@@ -75,8 +76,8 @@ def widen(
     it of the error without noise (training-free Bayesianization, Shi et al. 2025). The same random numbers serve all
     factors.
 
-    Costs at most ten predictions of the validation set. With `calibrated`, memory is that of the draws' outputs on the
-    validation data, S x N x C numbers, as of `calibrate`; else that of a batch.
+    Costs at most ten predictions of the validation set, six without `precise`. With `calibrated`, memory is that of the
+    draws' outputs on the validation data, S x N x C numbers, as of `calibrate`; else that of a batch.
 
     Args:
         posterior: A posterior with noise, fitted or not; it is changed in place.
@@ -85,6 +86,8 @@ def widen(
         calibrated: Whether to judge by the NLL as `calibrate` would leave it: fitted on one half of the examples, and
             measured on the other, both ways, with draws pooled as they are now. Calibration itself is left alone: call
             `calibrate` afterwards.
+        precise: Whether to go below half a decade of factors; the NLL of a few hundred examples tells no more. With a
+            `tolerance` it has no part.
         num_draws: How many draws; None takes the posterior's own number.
         views: As in `predict`; `posterior.views` is left alone.
         seed: Of the draws.
@@ -141,7 +144,7 @@ def widen(
 
     try:
         if tolerance is None:
-            reference, chosen = None, _least_nll(trial)
+            reference, chosen = None, _least_nll(trial, precise=precise)
         else:
             reference = (look(1.0, how="mean", num_draws=None) if posterior.has_mean() else trial(-2)).error
             chosen = _largest(trial, reference, tolerance)
@@ -155,8 +158,8 @@ def widen(
     return posterior
 
 
-def _least_nll(trial: Callable[[float], Trial]) -> Trial:
-    """Return the trial of least NLL: of decades downhill, of halves and quarters of one beside the best, of a parabola.
+def _least_nll(trial: Callable[[float], Trial], *, precise: bool = True) -> Trial:
+    """Return the trial of least NLL: of decades downhill, of halves of one beside the best, of quarters and a parabola.
 
     The NLL is taken to have one minimum: where it falls from one decade to the next, those on the other side are left.
     """
@@ -169,7 +172,7 @@ def _least_nll(trial: Callable[[float], Trial]) -> Trial:
     for one, beyond in ((0.0, 1.0), (1.0, 2.0), (-1.0, -2.0)):
         if best() == one or not math.isfinite(tried[best()].nll):
             tried[beyond] = trial(beyond)
-    for _ in range(HALVINGS):
+    for _ in range(HALVINGS if precise else 1):
         step, centre = step / 2, best()
         tried |= {x: trial(x) for x in (centre - step, centre + step) if abs(x) <= 2}
     centre = best()
@@ -178,7 +181,7 @@ def _least_nll(trial: Callable[[float], Trial]) -> Trial:
             "There is no finite NLL to judge by: predictions or targets are not finite, or the likelihood's "
             "predictions are without noise (Custom). tolerance=... goes by the error alone."
         )
-    if abs(centre) < 2:
+    if precise and abs(centre) < 2:
         below, here, above = (tried[x].nll for x in (centre - step, centre, centre + step))
         bend = below - 2 * here + above
         offset = 0.5 * step * (below - above) / bend if 0 < bend < math.inf else 0.0
