@@ -10,11 +10,13 @@ from pathlib import Path
 
 import bayesify
 import bayesify.integrations
+import bayesify.serve
 
 ROOT = Path(__file__).parents[1]
 DOTTED = re.compile(r"(?<![\w./-])bayesify(?:\.[A-Za-z_]\w*)+")
 FUNCTIONS = "calibrate|check|convert|diagnose|distill|evaluate|export|fit|methods|predict"
 LAZY = ("bayesify.cli.", "bayesify.evaluation.report")  # of code that imports when it must, not of advice
+APART = (bayesify.integrations, bayesify.serve)
 FILES = (".md", ".html", ".toml", ".json", ".py", ".safetensors")
 
 
@@ -49,8 +51,9 @@ def resolves(name: str) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of old names, which the package lists
         for part in name.split(".")[1:]:
-            if value is bayesify.integrations and importlib.util.find_spec(f"bayesify.integrations.{part}"):
-                importlib.import_module(f"bayesify.integrations.{part}")  # as a user does, who has the package
+            # As a user does, who has the package.
+            if value in APART and importlib.util.find_spec(f"{value.__name__}.{part}"):
+                importlib.import_module(f"{value.__name__}.{part}")
             if not hasattr(value, part):
                 return False
             value = getattr(value, part)
