@@ -24,7 +24,7 @@ __all__ = ["BARS", "Point", "compare", "draw", "front", "points"]
 
 # The first of them that a task has is what its rows are compared with; a mirrored shoe points the other way.
 BARS = ("plain + mirror, log-probabilities", "plain + temperature", "plain + scale of the variance")
-NO_MIRROR = ("scoreboard_fashion",)
+NO_MIRROR = ("scoreboard_fashion", "scoreboard_scenes")
 QUALITIES: dict[str, tuple[str, str]] = {
     "NLL": ("test", "nll"), "AURC": ("test", "aurc"), "NLL under shift": ("shift", "nll"), "RMSE": ("test", "rmse"),
     "CRPS": ("test", "crps"),
