@@ -10,7 +10,8 @@
   samples' span over one in all weights, and with the penalty by the Gram matrix over one by autograd; and how many
   networks the generator costs.
 
-One thread's CPU time, the median of interleaved repeats. `--trial` takes small settings, to see that it runs.
+One thread's CPU time, the median of interleaved repeats. `--parts` takes some of these tables.
+`--trial` takes small settings, to see that it runs.
 """
 
 from __future__ import annotations
@@ -195,19 +196,22 @@ def main() -> None:
     """Print the ratios and keep them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trial", action="store_true")
-    trial = parser.parse_args().trial
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS))
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    record = {
-        "steps": steps((784, 40, 10) if trial else (784, 400, 400, 10), 2 if trial else 9),
-        "chains": chains((64, 20, 10) if trial else (64, 100, 10), 2 if trial else 9),
-        "predictions over as many plain passes": predictions(1 if trial else 5, 20 if trial else 200),
-        "distillation": distillation(*((2_000, 50, 10) if trial else (79_510, 2_000, 100))),
-    }
-    if trial:
-        print(record)
+    tables = {name: PARTS[name](arguments.trial) for name in arguments.parts}
+    if arguments.trial:
+        print(tables)
     else:
-        keep("sgld", record)
+        keep("sgld", tables)
 
+
+PARTS: dict[str, Callable[[bool], dict[str, Any]]] = {
+    "steps": lambda trial: steps((784, 40, 10) if trial else (784, 400, 400, 10), 2 if trial else 25),
+    "chains": lambda trial: chains((64, 20, 10) if trial else (64, 100, 10), 2 if trial else 9),
+    "predictions over as many plain passes": lambda trial: predictions(1 if trial else 9, 20 if trial else 200),
+    "distillation": lambda trial: distillation(*((2_000, 50, 10) if trial else (79_510, 2_000, 100))),
+}
 
 if __name__ == "__main__":
     main()

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from bayesify import SGLD, Gaussian
-from bayesify.methods.gradient_noise import EVERY, GradientNoise, cancelled_share
+from bayesify.methods.gradient_noise import EVERY, RARELY, GradientNoise, cancelled_share
 from bayesify.methods.langevin import Langevin
 
 N, B, NOISE = 400, 50, 0.5
@@ -43,7 +43,7 @@ class Chains:
         made = method.make_optimizer([group])
         assert isinstance(made, Langevin)
         self.optimizer = made
-        made.param_groups[0]["adapt_steps"] = adapt
+        made.param_groups[0].update(adapt_steps=adapt, measure_after=max(1, adapt))
         self.meter = made.meter = GradientNoise(torch.tensor([-1.0]))
         made.plan_look()
         self.expected: list[float] = []
@@ -108,7 +108,7 @@ def method(**settings) -> SGLD:
 @pytest.mark.slow
 def test_the_measured_share_is_that_of_the_examples_gradients(settings: dict):
     chains = Chains(method(**settings), adapt=10)
-    for _ in range(4 * EVERY + 1):
+    for _ in range(4 * RARELY):
         chains.step()
     assert len(chains.expected) == 4
     # 4 looks at 2,000 numbers, each with the relative variance 2: a standard error of .016.
@@ -117,14 +117,14 @@ def test_the_measured_share_is_that_of_the_examples_gradients(settings: dict):
 
 def test_what_is_measured_at_the_default_step_is_more_than_the_injected_noise():
     chains = Chains(method())
-    for _ in range(2 * EVERY + 1):
+    for _ in range(2 * RARELY):
         chains.step()
     assert 1.1 < chains.meter.shares.item() < 1.6
 
 
 def test_accumulated_minibatches_have_the_noise_of_the_whole():
     whole, parts = Chains(method(lr=0.05)), Chains(method(lr=0.05))
-    for _ in range(3 * EVERY + 1):
+    for _ in range(3 * RARELY):
         whole.step()
         parts.step(parts=2)
     torch.testing.assert_close(whole.weights, parts.weights, rtol=1e-9, atol=1e-9)
@@ -134,7 +134,7 @@ def test_accumulated_minibatches_have_the_noise_of_the_whole():
 @pytest.mark.slow
 def test_full_batches_have_no_noise_however_the_chain_moves():
     chains = Chains(method(lr=0.2), batch=N)
-    for _ in range(2 * EVERY + 1):
+    for _ in range(2 * RARELY):
         chains.step()
     assert chains.meter.shares.item() == 0
 
@@ -145,7 +145,7 @@ def test_moves_of_the_mean_gradient_are_no_noise():
     optimizer = Langevin([{"params": [weights]}], torch.tensor(1000), lr=0.3)
     meter = optimizer.meter = GradientNoise(torch.tensor([-1.0]))
     optimizer.plan_look()
-    for _ in range(2 * EVERY + 1):
+    for _ in range(2 * RARELY + 1):
         optimizer.zero_grad()
         losses = weights.square().sum().expand(9) / 2
         meter.look(lambda some, losses=losses: losses[some].mean(), 9, [weights])
@@ -254,7 +254,7 @@ def test_a_loop_of_ones_own_measures_too():
     (stage,) = posterior.method.stages(posterior)
     optimizer = posterior.method.make_optimizer(stage.groups)
     posterior.method.prepare_optimizer(posterior, optimizer, N)
-    for step in range(6 * EVERY + 1):
+    for step in range(6 * RARELY + 1):
         optimizer.zero_grad()
         rows = torch.arange(B) + step % (N // B) * B
         with stage.context():

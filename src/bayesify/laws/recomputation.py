@@ -53,7 +53,8 @@ class Guard:
                 if layer not in self.layers:
                     self.layers.add(layer)
                     layer.register_forward_pre_hook(hook, prepend=True)
-                    layer.register_forward_hook(hook.after, always_call=True)
+                    if isinstance(layer, nn.modules.dropout._DropoutNd):
+                        layer.register_forward_hook(hook.after, always_call=True)
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:

@@ -74,7 +74,7 @@ class Categorical(Likelihood):
     def classes_last(self, output: Tensor, *, lead: int = 1) -> Tensor:
         """Move the class dimension to the end, in at least float32; `lead` dimensions come before the event."""
         dim = self.softmax_dim(output.ndim - lead + 1)
-        logits = at_least_float32(output.movedim(dim if dim < 0 else dim + lead - 1, -1))
+        logits = at_least_float32(output if dim == -1 else output.movedim(dim if dim < 0 else dim + lead - 1, -1))
         if logits.shape[-1] == 1:
             raise ValueError(
                 f"The network's output has the shape {tuple(output.shape[lead - 1 :])}, with one class. For yes or no "
@@ -101,8 +101,12 @@ class Categorical(Likelihood):
 
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the mean of -ln softmax(logits)_target over positions that count: one kernel, not `log_prob`'s ten."""
-        self.check(output, target)
-        logits, labels = self.classes_last(output).movedim(-1, 1), target.long()
+        whole = self._fits(output, target)
+        logits, labels = self.classes_last(output), target.long()
+        if logits.ndim > 2:
+            logits = logits.movedim(-1, 1)
+        if whole:
+            return functional.cross_entropy(logits, labels)
         total = functional.cross_entropy(logits, labels, ignore_index=self.ignore_index, reduction="sum")
         counted = self._counted(target).sum()
         if target.device.type == "cpu" and target.numel() and not counted:
@@ -133,6 +137,10 @@ class Categorical(Likelihood):
 
         Values of labels are checked only where that needs no wait for a device.
         """
+        self._fits(output, target)
+
+    def _fits(self, output: Tensor, target: Tensor) -> bool:
+        """Check, and return whether it is known that there are labels and that all of them count."""
         if output.ndim < 2:
             raise ValueError(
                 f"The network's output has the shape {tuple(output.shape)}; classification needs logits (B, C). For a "
@@ -151,9 +159,9 @@ class Categorical(Likelihood):
                 "class_dim."
             )
         if target.device.type == "cpu" and target.numel():
-            least, most = target.aminmax()
+            least, most = (int(label) for label in target.aminmax())
             if least >= 0 and most < logits.shape[-1]:
-                return
+                return not least <= self.ignore_index <= most
             counted = target[self._counted(target)]
             low, high = (int(counted.min()), int(counted.max())) if counted.numel() else (0, 0)
             if low < 0 or high >= logits.shape[-1]:
@@ -162,6 +170,7 @@ class Categorical(Likelihood):
                     f"be 0 to {logits.shape[-1] - 1} (or ignore_index = {self.ignore_index}). For yes or no from a "
                     "single logit use likelihood='binary'."
                 )
+        return False
 
     def output_factor(
         self,

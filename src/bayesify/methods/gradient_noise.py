@@ -8,10 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = ["EVERY", "TOLERATED", "Correction", "GradientNoise", "cancelled_share"]
+__all__ = ["EVERY", "RARELY", "TOLERATED", "Correction", "GradientNoise", "cancelled_share"]
 
 Correction = Literal["shuffled", "independent"]
-EVERY = 16  # steps between two looks, each of which costs a backward pass
+EVERY = 16  # steps between two looks of a correction, each of which costs about a step
+RARELY = 64  # between two that only measure
 TOLERATED = 0.1  # gradient noise, in variances of the injected noise, that nobody is warned of
 
 

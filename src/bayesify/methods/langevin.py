@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from bayesify.laws import Key, generator_for
-from bayesify.methods.gradient_noise import EVERY, Correction, GradientNoise, cancelled_share
+from bayesify.methods.gradient_noise import EVERY, RARELY, Correction, GradientNoise, cancelled_share
 
 __all__ = ["Kind", "Langevin"]
 
 Kind = Literal["sgld", "sghmc", "psgld"]
 FORGET = 0.02  # how much a look at the gradients' noise counts, at least, in its average
-_COUNTS = {"measure_after": 1, "measured": 0, "looks": 0}
+_COUNTS = {"measure_after": RARELY, "measured": 0, "looks": 0}
 
 
 class Langevin(Optimizer):
@@ -84,7 +84,7 @@ class Langevin(Optimizer):
         }
         super().__init__(groups, defaults)
         self.num_data = num_data
-        self._room: Tensor | None = None
+        self._room: tuple[Any, Tensor, list[Tensor]] | None = None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -112,8 +112,9 @@ class Langevin(Optimizer):
         group = self.param_groups[0]
         if self.meter is not None:
             self.meter.clear()
-            after = group["correction"] is not None or group["step"] >= group["measure_after"]
-            self.meter.due = group["step"] % EVERY == 0 and after and group["temperature"] > 0
+            since = group["step"] - group["measure_after"]
+            due = since >= 0 and since % RARELY == 0 if group["correction"] is None else group["step"] % EVERY == 0
+            self.meter.due = due and group["temperature"] > 0
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take over a state, of an older version too."""
@@ -191,15 +192,18 @@ class Langevin(Optimizer):
 
     def _noise(self, weights: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
         """Return standard normals for all weights, drawn together."""
-        sizes = [weight.numel() for weight in weights]
-        dtype = functools.reduce(torch.promote_types, [weight.dtype for weight in weights])
         generator = generator_for(Key(group["seed"], group["step"]), "weights", weights[0].device)
-        room, size = self._room, sum(sizes)
-        if room is None or room.numel() != size or room.dtype != dtype or room.device != generator.device:
+        wanted = (generator.device, [(weight.shape, weight.dtype) for weight in weights])
+        if self._room is None or self._room[0] != wanted:
             # Memory of this size that is new in each step costs as much as the numbers.
-            room = self._room = torch.empty(size, dtype=dtype, device=generator.device)
-        pieces = zip(torch.split(room.normal_(generator=generator), sizes), weights, strict=True)
-        return [piece.view(weight.shape).to(weight.dtype) for piece, weight in pieces]
+            dtype = functools.reduce(torch.promote_types, [weight.dtype for weight in weights])
+            sizes = [weight.numel() for weight in weights]
+            room = torch.empty(sum(sizes), dtype=dtype, device=generator.device)
+            pieces = zip(torch.split(room, sizes), weights, strict=True)
+            self._room = (wanted, room, [piece.view(weight.shape) for piece, weight in pieces])
+        _, room, made = self._room
+        room.normal_(generator=generator)
+        return [piece.to(weight.dtype) for piece, weight in zip(made, weights, strict=True)]
 
     def _states(self, weights: list[Tensor], name: str) -> list[Tensor]:
         for weight in weights:
