@@ -2,7 +2,9 @@
 
 `BAYESIFY_DATA=... python -m benchmarks.predict` times 20 draws of several posteriors of the pretrained ResNet-20 at
 several batch sizes, interleaved with the plain network, and prints medians of ratios: of the process's own time with
-one thread (OMP_NUM_THREADS=1). `--methods` takes some of them.
+one thread (OMP_NUM_THREADS=1). `--network` takes an MLP 784-400-400-10, or MiniLM with a head (BAYESIFY_ENCODER names
+its folder), instead; `--methods` some of the posteriors. "reading the weights" is what the random numbers of 20 draws
+take to be read once, each draw's in memory of its own.
 
 The C library's allocator gives memory of some megabytes back after each use, and gets it again page by page, until a
 process has freed a larger piece; `settle_allocator` frees one, as loading a data set does, so that it is passes that
@@ -12,6 +14,7 @@ are timed.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 from collections.abc import Callable
 
@@ -19,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import bayesify
+from benchmarks.sgld import mlp
 from benchmarks.timing import keep, seconds
 from experiments.networks import pretrained
 
@@ -29,11 +33,46 @@ POSTERIORS: dict[str, Callable[[nn.Module], bayesify.Posterior]] = {
     ),
     "20 members": lambda n: bayesify.convert(n, bayesify.DeepEnsemble(members=20, start="perturbed")),
     "swag": lambda n: bayesify.convert(n, bayesify.SWAG()),
-    "swag, last layer": lambda n: bayesify.convert(n, bayesify.SWAG(), include="linear"),
+    "swag, last layer": lambda n: bayesify.convert(n, bayesify.SWAG(), include=last_linear(n)),
     "bayes-adapter": lambda n: bayesify.convert(n, bayesify.BayesAdapter()),
+    "bayes-adapter, last layer": lambda n: bayesify.convert(n, bayesify.BayesAdapter(), include=last_linear(n)),
     "abnn": lambda n: bayesify.convert(n, bayesify.ABNN()),
     "ibnn": lambda n: bayesify.convert(n, bayesify.IBNN()),
 }
+OF_RESNET = ("channel dropout before each convolution", "abnn")  # what an MLP or a transformer does not have
+
+
+def last_linear(network: nn.Module) -> str:
+    """Return the name of the last linear layer."""
+    return [name for name, module in network.named_modules() if isinstance(module, nn.Linear)][-1]
+
+
+def network_and_inputs(name: str) -> tuple[nn.Module, Callable[[int], Tensor]]:
+    """Return a network and what makes inputs for it."""
+    if name == "mlp":
+        return mlp(784, 400, 400, 10), lambda rows: torch.randn(rows, 784)
+    if name == "minilm":
+        return minilm(), lambda rows: torch.randint(1000, 2000, (rows, 32))
+    return pretrained("resnet20"), lambda rows: torch.randn(rows, 3, 32, 32)
+
+
+def minilm() -> nn.Module:
+    """Return MiniLM with a head for ten classes."""
+    from transformers import AutoModelForSequenceClassification
+
+    return AutoModelForSequenceClassification.from_pretrained(os.environ["BAYESIFY_ENCODER"], num_labels=10)
+
+
+def reading(posterior: bayesify.Posterior, draws: int) -> Callable[[], None]:
+    """Return what reads as many numbers as so many draws have of their own."""
+    size = sum(posterior.network.get_parameter(name).numel() for name in posterior.law.names)
+    copies = [torch.ones(size) for _ in range(draws)]
+
+    def read() -> None:
+        for copy in copies:
+            torch.dot(copy, copy)
+
+    return read
 
 
 def settle_allocator() -> None:
@@ -41,8 +80,10 @@ def settle_allocator() -> None:
     torch.zeros(2**23 - 2**14)
 
 
-def ratio(network: nn.Module, posterior: bayesify.Posterior, inputs: Tensor, draws: int, repeats: int) -> float:
-    """Return the median, over interleaved pairs, of the time of a prediction over that of a plain pass."""
+def ratios(
+    network: nn.Module, posterior: bayesify.Posterior, inputs: Tensor, draws: int, repeats: int
+) -> tuple[float, float]:
+    """Return the medians, over rounds, of the times of a prediction and of reading its weights over a plain pass's."""
     plain_passes = max(1, 64 // inputs.shape[0])
 
     @torch.no_grad()
@@ -53,31 +94,37 @@ def ratio(network: nn.Module, posterior: bayesify.Posterior, inputs: Tensor, dra
     def predicted() -> None:
         bayesify.predict(posterior, inputs, num_draws=draws, seed=0)
 
-    plain(), predicted()
-    pairs = [(seconds(plain) / plain_passes, seconds(predicted)) for _ in range(repeats)]
-    return statistics.median(made / base for base, made in pairs)
+    functions = (plain, predicted, reading(posterior, draws))
+    rounds = [[seconds(function) for function in functions] for _ in range(repeats + 1)][1:]
+    made, read = (statistics.median(r[index] * plain_passes / r[0] for r in rounds) for index in (1, 2))
+    return made, read
 
 
 def main() -> None:
     """Print the table and keep it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--network", choices=["resnet20", "mlp", "minilm"], default="resnet20")
     parser.add_argument("--draws", type=int, default=20)
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 8, 32, 128])
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--methods", nargs="*", choices=[*POSTERIORS, []], default=list(POSTERIORS))
     arguments = parser.parse_args()
     settle_allocator()
-    network = pretrained("resnet20").eval()
-    rows: dict[str, dict[int, float]] = {}
-    print(f"{'':42}" + "".join(f"batch {size:<6}" for size in arguments.batches))
+    torch.manual_seed(0)
+    network, inputs = network_and_inputs(arguments.network)
+    network.eval()
+    rows: dict[str, dict[str, float]] = {}
     for name in arguments.methods:
+        if name in OF_RESNET and arguments.network != "resnet20":
+            continue
         posterior = POSTERIORS[name](network)
         rows[name] = {}
         for size in arguments.batches:
-            inputs = torch.randn(size, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-            rows[name][size] = round(ratio(network, posterior, inputs, arguments.draws, arguments.repeats), 2)
-        print(f"{name:42}" + "".join(f"{value:<12}" for value in rows[name].values()), flush=True)
-    keep("predict", {"ratios": rows}, draws=arguments.draws, repeats=arguments.repeats, threads=torch.get_num_threads())
+            made, read = ratios(network, posterior, inputs(size), arguments.draws, arguments.repeats)
+            rows[name] |= {f"batch {size}": round(made, 2), f"batch {size}, reading the weights": round(read, 2)}
+        print(name, rows[name], flush=True)
+    settings = {"draws": arguments.draws, "repeats": arguments.repeats, "threads": torch.get_num_threads()}
+    keep("predict", {f"{arguments.draws} draws of {arguments.network}": rows}, network=arguments.network, **settings)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ __all__ = ["Distribution", "Key", "Noise", "generator_for", "keyed_numbers", "ke
 
 Distribution = Literal["normal", "uniform"]
 BLOCK = 4096  # draws with little noise get it from one generator together, up to this many numbers
+KEPT = 2**18  # numbers of several draws at a site that are kept for the next pass of the same draws, at most
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Noise:
     """
 
     def __init__(self) -> None:
-        self._blocks: dict[str, tuple[Any, Tensor]] = {}  # the last block of each site, at most BLOCK numbers
+        self._blocks: dict[str, tuple[Any, Tensor]] = {}  # the last of each site, at most KEPT numbers
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Noise:
         """Return an empty one: what is kept is only for speed."""
@@ -121,6 +122,16 @@ class Noise:
                 self._blocks[site] = (wanted, _keyed(first, site, [block, *shape], distribution, like))
             rows.append(self._blocks[site][1][[key.index % block for key in group]])
         return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+    def rows(self, keys: Sequence[Key], site: str, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Return the numbers of `keyed_rows`, which are not to be written to; few of them are kept, as they are."""
+        wanted = (tuple(keys), tuple(shape), like.dtype, like.device)
+        if self._blocks.get(site, (None,))[0] == wanted:
+            return self._blocks[site][1]
+        made = keyed_rows(keys, site, shape, like)
+        if made.numel() <= KEPT:
+            self._blocks[site] = (wanted, made)
+        return made
 
     def fresh(self, shape: list[int], distribution: Distribution, like: Tensor) -> Tensor:
         """Return new numbers."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from bayesify._core.random import Key, keyed_numbers, shuffled
+from bayesify._core.random import Key, keyed_rows, shuffled
 from bayesify.laws.input_factors.kl import Divergence, divergence
 from bayesify.laws.input_factors.latents import Latent, Layer, find_layers
 from bayesify.laws.input_factors.scaling import CommonFactors, DrawnFactors, Factors, scaled_forward
@@ -128,7 +128,10 @@ class InputFactorLaw(Law):
             return Patch({**own, **self.folded(self.factors(p.key))})
         plan = self.plan(p.trace or Trace())
         if p.kind == "draw":
-            rows = torch.stack([self.factors(key) for key in p.keys]).repeat_interleave(p.rows, 0)
+            rows = self._drawn(
+                p.keys, p.noise.rows(p.keys, "inputs", self.component_means[0].shape, self.component_means)
+            )
+            rows = rows if p.rows == 1 else rows.repeat_interleave(p.rows, 0)
             return Patch(own, self._scaled(plan, DrawnFactors(self._by_latent(rows), plan.calls, p=p)))
         components = self._components_of(p, plan)
         factors = self._fresh(components)
@@ -162,9 +165,14 @@ class InputFactorLaw(Law):
     def factors(self, key: Key) -> Tensor:
         """Return the factors of a draw, (N,): a component and its noise."""
         means = self.component_means
-        component = (key.path[0] if key.path else key.index) % self.num_components
-        noise = keyed_numbers(key, "inputs", means[0].shape, means).to(means.dtype)
-        return means[component] + self.component_stds[component] * noise
+        return self._drawn([key], keyed_rows([key], "inputs", means[0].shape, means))[0]
+
+    def _drawn(self, keys: Sequence[Key], noise: Tensor) -> Tensor:
+        """Return the factors of draws, (S, N), z_s = m_k + s_k e_s with the component k of each."""
+        number = self.num_components
+        parts = [(key.path[0] if key.path else key.index) % number for key in keys]
+        means, which = self.component_means, torch.tensor(parts, device=self.component_means.device)
+        return means[which] + self.component_stds[which] * noise.to(means.dtype)
 
     def folded(self, factors: Tensor) -> dict[str, Tensor]:
         """Return the weights W = U diag(z) for factors (N,), by name."""
