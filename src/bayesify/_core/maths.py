@@ -19,6 +19,7 @@ __all__ = [
     "gaussian_crps",
     "gaussian_log_prob",
     "label_log_prob",
+    "log_rest",
     "minimise",
     "rank_one_factors",
     "softmax_below",
@@ -111,8 +112,16 @@ def softmax_below(logits: Tensor, top: Tensor) -> Tensor:
     >>> softmax_below(torch.tensor([0.0, -20.0]), torch.tensor([0]))
     tensor([-2.0612e-09, -2.0000e+01])
     """
-    others = logits.exp().scatter(-1, top, 0.0).sum(-1, keepdim=True)
-    return logits - others.log1p()
+    return logits - log_rest(logits, top)
+
+
+def log_rest(logits: Tensor, top: Tensor) -> Tensor:
+    """Return ln(1 + r), (..., 1), with r the sum of the exponentials of all logits but the largest, which is zero.
+
+    >>> log_rest(torch.tensor([0.0, -20.0]), torch.tensor([0]))
+    tensor([2.0612e-09])
+    """
+    return logits.exp().scatter(-1, top, 0.0).sum(-1, keepdim=True).log1p()
 
 
 def minimise(

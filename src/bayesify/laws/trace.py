@@ -125,7 +125,7 @@ def signature(arguments: Arguments) -> Any:
 
     def describe(value: Any) -> Any:
         if isinstance(value, Tensor):
-            return (str(value.dtype), value.ndim)
+            return (value.dtype, value.ndim)
         if isinstance(value, Mapping):
             return ("mapping", tuple((str(key), describe(inner)) for key, inner in value.items()))
         if isinstance(value, list | tuple):

@@ -240,6 +240,12 @@ class Categorical(Likelihood):
         """Have as many temperatures as will be loaded."""
         self.temperature = room_for(self.temperature, tensors)
 
+    @property
+    def tempers(self) -> bool:
+        """Whether logits have to be divided by a temperature: not by 1, where that is known without a wait."""
+        known = self.temperature.ndim == 0 and self.temperature.device.type == "cpu"
+        return torch.compiler.is_compiling() or not known or self.temperature.item() != 1
+
     def tempered(self, logits: Tensor, part: int = 0) -> Tensor:
         """Return logits divided by the temperature of a part."""
         return logits / (self.temperature if self.temperature.ndim == 0 else self.temperature[part])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from bayesify._core.maths import LEAST, entropy, softmax_below
+from bayesify._core.maths import LEAST, entropy, log_rest, softmax_below
 from bayesify.likelihoods.likelihood import Stream
 from bayesify.likelihoods.pooling import PowerMean
 from bayesify.likelihoods.prediction import ClassificationPrediction
@@ -38,9 +38,12 @@ class CategoricalStream(Stream):
         logits = self.likelihood.classes_last(outputs, lead=2)
         largest, top = logits.max(-1, keepdim=True)  # a third faster than argmax on a processor
         logits = logits - largest
-        energy = -(largest[..., 0] + logits.exp().sum(-1).log()).sum(0)
-        logits = self.likelihood.tempered(logits, part)
-        log_probs = softmax_below(logits, top)
+        rest = log_rest(logits, top)
+        energy = -(largest + rest)[..., 0].sum(0)
+        if self.likelihood.tempers:
+            logits = self.likelihood.tempered(logits, part)
+            rest = log_rest(logits, top)
+        log_probs = logits - rest
         probs = log_probs.exp()
         log_sum = log_probs.logsumexp(0)
         entropies = 0.0 - (probs * log_probs.clamp_min(LEAST)).sum((0, -1))
