@@ -2,9 +2,8 @@
 
 `BAYESIFY_DATA=... python -m benchmarks.predict` times 20 draws of several posteriors of the pretrained ResNet-20 at
 several batch sizes, interleaved with the plain network, and prints medians of ratios: of the process's own time with
-one thread (OMP_NUM_THREADS=1). `--network` takes an MLP 784-400-400-10, or MiniLM with a head (BAYESIFY_ENCODER names
-its folder), instead; `--methods` some of the posteriors. "reading the weights" is what the random numbers of 20 draws
-take to be read once, each draw's in memory of its own.
+one thread (OMP_NUM_THREADS=1). `--network mlp` takes an MLP 784-400-400-10 instead, `--methods` some of the
+posteriors. "reading the weights" is what the numbers that 20 draws have in tensors of their own take to be read once.
 
 The C library's allocator gives memory of some megabytes back after each use, and gets it again page by page, until a
 process has freed a larger piece; `settle_allocator` frees one, as loading a data set does, so that it is passes that
@@ -14,7 +13,6 @@ are timed.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 from collections.abc import Callable
 
@@ -39,7 +37,7 @@ POSTERIORS: dict[str, Callable[[nn.Module], bayesify.Posterior]] = {
     "abnn": lambda n: bayesify.convert(n, bayesify.ABNN()),
     "ibnn": lambda n: bayesify.convert(n, bayesify.IBNN()),
 }
-OF_RESNET = ("channel dropout before each convolution", "abnn")  # what an MLP or a transformer does not have
+OF_RESNET = ("channel dropout before each convolution", "abnn")  # what an MLP does not have
 
 
 def last_linear(network: nn.Module) -> str:
@@ -51,22 +49,15 @@ def network_and_inputs(name: str) -> tuple[nn.Module, Callable[[int], Tensor]]:
     """Return a network and what makes inputs for it."""
     if name == "mlp":
         return mlp(784, 400, 400, 10), lambda rows: torch.randn(rows, 784)
-    if name == "minilm":
-        return minilm(), lambda rows: torch.randint(1000, 2000, (rows, 32))
     return pretrained("resnet20"), lambda rows: torch.randn(rows, 3, 32, 32)
 
 
-def minilm() -> nn.Module:
-    """Return MiniLM with a head for ten classes."""
-    from transformers import AutoModelForSequenceClassification
-
-    return AutoModelForSequenceClassification.from_pretrained(os.environ["BAYESIFY_ENCODER"], num_labels=10)
-
-
-def reading(posterior: bayesify.Posterior, draws: int) -> Callable[[], None]:
-    """Return what reads as many numbers as so many draws have of their own."""
-    size = sum(posterior.network.get_parameter(name).numel() for name in posterior.law.names)
-    copies = [torch.ones(size) for _ in range(draws)]
+def reading(posterior: bayesify.Posterior, inputs: Tensor, draws: int) -> Callable[[], None] | None:
+    """Return what reads as many numbers as so many draws have in tensors of their own; None where they have none."""
+    stacking = posterior.law.stacking(posterior.trace(inputs))
+    if stacking is None:
+        return None
+    copies = [torch.ones(stacking.size) for _ in range(draws)]
 
     def read() -> None:
         for copy in copies:
@@ -82,8 +73,8 @@ def settle_allocator() -> None:
 
 def ratios(
     network: nn.Module, posterior: bayesify.Posterior, inputs: Tensor, draws: int, repeats: int
-) -> tuple[float, float]:
-    """Return the medians, over rounds, of the times of a prediction and of reading its weights over a plain pass's."""
+) -> dict[str, float]:
+    """Return medians, over rounds, of the times of a prediction and of reading its weights, over a plain pass's."""
     plain_passes = max(1, 64 // inputs.shape[0])
 
     @torch.no_grad()
@@ -94,16 +85,21 @@ def ratios(
     def predicted() -> None:
         bayesify.predict(posterior, inputs, num_draws=draws, seed=0)
 
-    functions = (plain, predicted, reading(posterior, draws))
-    rounds = [[seconds(function) for function in functions] for _ in range(repeats + 1)][1:]
-    made, read = (statistics.median(r[index] * plain_passes / r[0] for r in rounds) for index in (1, 2))
-    return made, read
+    functions: dict[str, Callable[[], None]] = {"plain": plain, "": predicted}
+    if (read := reading(posterior, inputs, draws)) is not None:
+        functions[", reading the weights"] = read
+    rounds = [{name: seconds(made) for name, made in functions.items()} for _ in range(repeats + 1)][1:]
+    return {
+        name: round(statistics.median(r[name] * plain_passes / r["plain"] for r in rounds), 2)
+        for name in functions
+        if name != "plain"
+    }
 
 
 def main() -> None:
     """Print the table and keep it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--network", choices=["resnet20", "mlp", "minilm"], default="resnet20")
+    parser.add_argument("--network", choices=["resnet20", "mlp"], default="resnet20")
     parser.add_argument("--draws", type=int, default=20)
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 8, 32, 128])
     parser.add_argument("--repeats", type=int, default=9)
@@ -120,8 +116,8 @@ def main() -> None:
         posterior = POSTERIORS[name](network)
         rows[name] = {}
         for size in arguments.batches:
-            made, read = ratios(network, posterior, inputs(size), arguments.draws, arguments.repeats)
-            rows[name] |= {f"batch {size}": round(made, 2), f"batch {size}, reading the weights": round(read, 2)}
+            found = ratios(network, posterior, inputs(size), arguments.draws, arguments.repeats)
+            rows[name] |= {f"batch {size}{what}": value for what, value in found.items()}
         print(name, rows[name], flush=True)
     settings = {"draws": arguments.draws, "repeats": arguments.repeats, "threads": torch.get_num_threads()}
     keep("predict", {f"{arguments.draws} draws of {arguments.network}": rows}, network=arguments.network, **settings)
