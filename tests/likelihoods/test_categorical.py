@@ -284,3 +284,15 @@ def test_every_type_of_label_is_taken(dtype):
 
 def test_the_configuration_comes_back():
     assert Categorical(class_dim=1, ignore_index=255).config() == {"class_dim": 1, "ignore_index": 255}
+
+
+@pytest.mark.parametrize("ignored", [-100, 1, 9])
+@pytest.mark.parametrize("shape", [(5, 4), (5, 7, 4)])
+def test_the_loss_is_the_mean_over_labels_that_count(ignored, shape):
+    torch.manual_seed(0)
+    logits, labels = torch.randn(shape, dtype=torch.float64), torch.arange(math.prod(shape[:-1])).view(shape[:-1]) % 4
+    expected = [
+        -row.log_softmax(-1)[y] for row, y in zip(logits.view(-1, 4), labels.flatten(), strict=True) if y != ignored
+    ]
+    found = Categorical(ignore_index=ignored).nll(logits, labels)
+    torch.testing.assert_close(found, torch.stack(expected).mean(), rtol=1e-12, atol=0)

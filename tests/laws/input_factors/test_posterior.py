@@ -11,6 +11,7 @@ from torch.nn.functional import softplus
 
 import bayesify
 from bayesify import IBNN
+from bayesify._core.random import Key, Noise, keyed_numbers
 from bayesify.laws import Pass
 from bayesify.laws.input_factors.law import inverse_softplus
 
@@ -234,3 +235,12 @@ def test_draws_are_rows_of_a_pass_and_keep_no_weights():
     before = {name: tensor.data_ptr() for name, tensor in made.network.state_dict().items()}
     bayesify.predict(made, X, seed=0)
     assert before == {name: tensor.data_ptr() for name, tensor in made.network.state_dict().items()}
+
+
+def test_noise_that_is_kept_is_that_of_its_draws_and_shape():
+    noise, like = Noise(), torch.zeros(3)
+    some, others = [Key(0, 1), Key(0, 2)], [Key(0, 1), Key(5, 2)]
+    for keys, shape in ((some, [3]), (some, [3]), (others, [3]), (some, [4]), (some[:1], [4])):
+        naive = torch.stack([keyed_numbers(key, "inputs", shape, like) for key in keys])
+        assert torch.equal(noise.rows(keys, "inputs", shape, like), naive)
+    assert noise.rows(some, "inputs", [3], like.double()).dtype == torch.float64
