@@ -37,6 +37,7 @@ from experiments.networks import cifar_inputs, pretrained
 
 HOW = {
     "streamlined": Streamlined(),
+    "moments": Streamlined(engine="moments"),
     "one direction": Streamlined(engine="principal"),
     "whole sum": Streamlined(engine="principal", sketch=0),
     "two directions": Streamlined(directions=2),

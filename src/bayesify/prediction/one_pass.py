@@ -150,7 +150,9 @@ class OnePass:
         Variances that are carried forward count positions as (partly) independent, and networks add up positions whose
         noise comes from the same weights, layer after layer: most of the variance can be lost, and its order over
         examples. A backward pass is right for them, for one number of each example, and with a last linear layer that
-        number gives the size of all logits' covariance.
+        number gives the size of all logits' covariance. Where one number is all there is (a regression output, yes or
+        no, two classes) a backward pass is exact to first order, and what is carried forward loses what units of a
+        layer have in common.
         """
         engine = predictor.engine if isinstance(predictor, Streamlined) else "linearised"
         if component.columns and (engine == "moments" or self.covariance != "none"):
@@ -192,7 +194,8 @@ class OnePass:
             return best if engine == "auto" else "margin" if engine == "margin" else "principal"
         with suppress(ValueError):  # a network that no backward pass can be planned for
             self.plan = make_plan(posterior, component, inputs)
-        if single and self.plan is not None and self.plan.positions and not self.plan.looped:
+        alone = single and outputs[0].numel() <= 1 + classes
+        if single and self.plan is not None and (alone or self.plan.positions) and not self.plan.looped:
             return best
         if self.plan is None:
             return "moments"

@@ -256,6 +256,12 @@ class Streamlined(_WithoutDraws):
                 "no covariance that is carried forward. Leave engine and covariance out, or directions."
             )
 
+    def prepared(self, posterior: Posterior, inputs: Any, request: Request) -> Chunk:
+        """Find the engine; the variance of inputs can only be carried forward."""
+        forward = request.input_variance is not None and self.engine == "auto" and self.directions == 1
+        chosen = replace(self, engine="moments") if forward else self
+        return _WithoutDraws.prepared(chosen, posterior, inputs, request)
+
 
 @dataclass(frozen=True, repr=False)
 class Linearised(_WithoutDraws):

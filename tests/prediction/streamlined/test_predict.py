@@ -111,6 +111,32 @@ def test_margin_is_exact_for_the_top_two():
     torch.testing.assert_close(prediction.logits_variance * (2 / (1 - 1 / 3)), expected[:, None].expand(3, 3), **EXACT)
 
 
+@pytest.mark.parametrize("kind", ["regression", "binary", "two classes"])
+def test_one_number_is_exact_to_first_order(kind):
+    from tests.prediction.linearised.networks import exact_covariance
+
+    torch.manual_seed(0)
+    outputs = 2 if kind == "two classes" else 1
+    network = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, outputs))
+    likelihood = "classification" if kind == "two classes" else kind
+    posterior = gaussian(network, likelihood=likelihood)
+    covariance = exact_covariance(posterior, X)[1]
+    prediction = predict(posterior, X, how="streamlined")
+    assert "backward pass" in prediction.predictor
+    if kind == "two classes":  # of logits whose mean is taken off
+        expected = (covariance[:, 0, 0] + covariance[:, 1, 1] - 2 * covariance[:, 0, 1])[:, None].expand(-1, 2) / 4
+        torch.testing.assert_close(prediction.logits_variance, expected, **EXACT)
+    elif kind == "binary":  # of yes and no together, l / 2 and -l / 2
+        torch.testing.assert_close(prediction.output_variance, covariance[:, 0, 0] / 2, **EXACT)
+    else:
+        torch.testing.assert_close(prediction.epistemic, covariance[:, 0, 0], **EXACT)
+    # What is carried forward drops what units have in common, and is asked for where inputs have a variance.
+    forward = predict(posterior, X, how=Streamlined(engine="moments"))
+    assert not torch.allclose(forward.output_variance, prediction.output_variance, rtol=0.01)
+    asked = predict(posterior, X, how="streamlined", input_variance=torch.tensor(0.0))
+    torch.testing.assert_close(asked.output_variance, forward.output_variance, **EXACT)
+
+
 def test_a_changed_posterior_is_seen():
     posterior = gaussian(NETWORKS["mlp"][0]())
     first = predict(posterior, X, how=Streamlined(engine="moments")).logits_variance
