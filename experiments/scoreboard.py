@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments.board import Board
 from experiments.configs.scoreboard import EXPERIMENTS
 from experiments.examples import figures, intervals, load_columns
 from experiments.records import PICTURES, RESULTS, Records
@@ -43,8 +44,17 @@ class Point(NamedTuple):
     value: float
 
 
-def compare(name: str, *, work: Path, results: Path = RESULTS, resamples: int = 1000) -> None:
-    """Keep the difference of every figure of every row from the bar's, for seeds of which the examples are there."""
+def compare(name: str, *, work: Path, results: Path = RESULTS, resamples: int | None = None) -> None:
+    """Keep the difference of every figure of every row from the bar's, for seeds of which the examples are there.
+
+    Args:
+        name: Of the experiment.
+        work: Where the examples are.
+        results: The folder of the results.
+        resamples: Of the intervals; None takes as many as the intervals of the task's rows have.
+    """
+    if resamples is None:
+        resamples = next(one.resamples for one in EXPERIMENTS[name][0].measures if isinstance(one, Board))
     rows = Records(results / f"{name}.json").read()
     records = Records(results / f"{name}_pairs.json")
     bars = BARS[1:] if name in NO_MIRROR else BARS
