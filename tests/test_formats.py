@@ -49,6 +49,8 @@ def test_what_the_second_format_saved_is_the_same_function(name):
         # Draws and the mean are one pass; what is made of several may be summed in another order.
         exact = same_kernels() and key in ("draw0", "draw1", "mean")
         tolerance = {"rtol": 0, "atol": 0} if exact else {"rtol": 1e-5, "atol": 1e-6}
+        if key.startswith("streamlined"):  # recorded later than "kernels", on a processor that rounds otherwise
+            tolerance = {"rtol": 1e-4, "atol": 1e-5}
         torch.testing.assert_close(found[key], tensor, **tolerance, msg=lambda text, key=key: f"{key}: {text}")
     assert (kept["sampling.epistemic"].max() > 1e-3) == (name not in FIXED)  # and not because nothing is random
 
