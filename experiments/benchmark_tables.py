@@ -11,7 +11,7 @@ from typing import Any
 from experiments.records import ROOT, UNKNOWN
 from experiments.tables import markdown, shown
 
-__all__ = ["BENCHMARKS", "benchmark"]
+__all__ = ["BENCHMARKS", "benchmark", "information"]
 
 FOLDER = ROOT / "benchmarks" / "results"
 NAMES = (
@@ -38,6 +38,25 @@ def benchmark(name: str, *, folder: Path = FOLDER) -> str:
         else:
             tables[f"**{_capital(row['name'])}** (*{_source(row, name)}*)"] = _lines(figures)
     return "\n\n".join(f"{title}\n\n{markdown(lines)}" for title, lines in tables.items())
+
+
+def information(*, folder: Path = FOLDER) -> str:
+    """Return the table of mutual information without draws over that of draws: a line for each network, width and way.
+
+    Of rows of one network and width the last is shown, below the commands that made them.
+    """
+    rows = json.loads((folder / "information.json").read_text(encoding="utf-8"))["rows"]
+    last = {(row["config"]["network"], row["config"]["width"]): row for row in rows}
+    titles = ["network", "width", "inputs", "predictor", "information", "surer half", "other half", "variance", "rank"]
+    lines = [titles]
+    for (network, width), row in sorted(last.items()):
+        inputs = row["name"].split(" inputs")[0].rsplit(" ", 1)[-1]
+        for way, found in row["measures"]["figures"].items():
+            if way in row["config"]["how"]:
+                rank = f"{_shown(found['rank'])} ({_shown(found['low'])} to {_shown(found['high'])})"
+                lines.append([network, f"{width:g}", inputs, way, *(_shown(found[key]) for key in titles[4:-1]), rank])
+    sources = "; ".join(dict.fromkeys(_source(row, "information") for row in last.values()))
+    return f"*{sources}*\n\n{markdown(lines)}"
 
 
 def _lines(figures: Any) -> list[list[str]]:
@@ -95,4 +114,7 @@ def _shown(value: Any) -> str:
     return shown(value, 3 if abs(value) < 1 else 2 if abs(value) < 10 else 1)
 
 
-BENCHMARKS: dict[str, Callable[[], str]] = {f"benchmark-{name}": partial(benchmark, name) for name in NAMES}
+BENCHMARKS: dict[str, Callable[[], str]] = {
+    **{f"benchmark-{name}": partial(benchmark, name) for name in NAMES},
+    "benchmark-information": information,
+}

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from experiments.benchmark_tables import benchmark
+from experiments.benchmark_tables import benchmark, information
 from experiments.task_tables import tasks
 from experiments.tutorial_pictures import executed, shown
 
@@ -53,6 +53,24 @@ def test_a_benchmark_names_command_and_commit(tmp_path):
     ]
     _write(tmp_path, "y", rows[:1])
     assert "commit not recorded" in benchmark("y", folder=tmp_path)
+
+
+def test_information_has_a_line_for_each_network_width_and_predictor(tmp_path):
+    def row(width, ratio):
+        found = {"information": ratio, "surer half": 0.5, "other half": 2.0, "variance": 1.0, "rank": 0.9}
+        figures = {"the draws' own Gaussian": {"information": 1.0}, "ours": {**found, "low": 0.8, "high": 0.95}}
+        config = {"network": "two", "width": width, "how": ["ours"]}
+        return _row(f"two, {width} of the default width, 142 inputs, 8 draws", {"figures": figures}, MADE, None, config)
+
+    _write(tmp_path, "information", [row(1.0, 0.75), row(0.5, 1.5), row(1.0, 1.25)])
+    assert information(folder=tmp_path).splitlines() == [
+        "*`python -m benchmarks.information`, commit 01234567*",
+        "",
+        "| network | width | inputs | predictor | information | surer half | other half | variance | rank |",
+        "|---|---|---|---|---|---|---|---|---|",
+        "| two | 0.5 | 142 | ours | 1.50 | .500 | 2.00 | 1.00 | .900 (.800 to .950) |",
+        "| two | 1 | 142 | ours | 1.25 | .500 | 2.00 | 1.00 | .900 (.800 to .950) |",
+    ]
 
 
 def test_gains_are_those_over_the_bar_of_the_same_task(tmp_path):
