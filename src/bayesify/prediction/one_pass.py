@@ -18,6 +18,7 @@ from bayesify.laws.laplace import last_features
 from bayesify.likelihoods.prediction import Prediction
 from bayesify.prediction.linearised import LinearisedPass, Plan, make_plan
 from bayesify.prediction.linearised.output_variances import (
+    MOST_CLASSES,
     Head,
     all_variances,
     margin_variances,
@@ -152,7 +153,7 @@ class OnePass:
         examples. A backward pass is right for them, for one number of each example, and with a last linear layer that
         number gives the size of all logits' covariance. Where one number is all there is (a regression output, yes or
         no, two classes) a backward pass is exact to first order, and what is carried forward loses what units of a
-        layer have in common.
+        layer have in common. Of many classes those that are alike move together, which it does not know either.
         """
         engine = predictor.engine if isinstance(predictor, Streamlined) else "linearised"
         if component.columns and (engine == "moments" or self.covariance != "none"):
@@ -189,12 +190,13 @@ class OnePass:
                 "Streamlined(engine='principal') is for classifiers whose logits come from a last nn.Linear, and so "
                 "are several directions. Use how='streamlined' or how='linearised'."
             )
-        if engine != "auto" or component.columns:
+        if engine != "auto" or component.columns or self.directions > 1:
             self.plan = make_plan(posterior, component, inputs)
             return best if engine == "auto" else "margin" if engine == "margin" else "principal"
         with suppress(ValueError):  # a network that no backward pass can be planned for
             self.plan = make_plan(posterior, component, inputs)
-        alone = single and outputs[0].numel() <= 1 + classes
+        number = outputs[0].numel()
+        alone = single and (number <= 1 + classes or (whole and number > MOST_CLASSES))
         if single and self.plan is not None and (alone or self.plan.positions) and not self.plan.looped:
             return best
         if self.plan is None:

@@ -99,12 +99,13 @@ def test_the_whole_covariance_where_the_assumption_holds(directions, monkeypatch
     torch.testing.assert_close(
         projection @ found.covariance @ projection, projection @ covariance @ projection, rtol=1e-9, atol=1e-11
     )
-    many = predict(posterior, x, how=Streamlined(engine="principal", directions=directions))
-    with pytest.MonkeyPatch.context() as patch:  # of many classes the variances alone are kept
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():  # of many classes the variances alone are kept
         patch.setattr(output_variances, "MOST_CLASSES", 4)
-        few = predict(posterior, x, how=Streamlined(engine="principal", directions=directions))
-    torch.testing.assert_close(many.logits_variance, few.logits_variance, rtol=1e-9, atol=0)
-    assert not torch.allclose(many.epistemic, few.epistemic)
+        (few,) = one_pass.moments(x)
+    assert few.covariance is None
+    probs = found.mean[0].softmax(-1)
+    fisher = torch.diag(probs) - probs[:, None] * probs
+    torch.testing.assert_close((fisher.diagonal() * few.variance[0]).sum(), (fisher * covariance[0]).sum(), **EXACT)
 
 
 def test_what_is_asked_for_counts_as_wider_than_the_rest(monkeypatch):
@@ -161,6 +162,12 @@ def test_the_shape_of_the_covariance(confident):
         torch.testing.assert_close(found.variances().double(), expected.diagonal(dim1=1, dim2=2), **close)
         along = (direction[:, None] @ expected @ direction[..., None])[:, 0, 0]
         torch.testing.assert_close(found.along(direction.to(dtype)).double(), along, **close)
+        information = (unsure * expected).sum((1, 2))
+        torch.testing.assert_close(found.information().double(), information, **close)
+        for factor in (0.8, 1.0, 1.5):
+            changed = found.informed(expected.diagonal(dim1=1, dim2=2).to(dtype), factor * found.information())
+            have = (unsure.diagonal(dim1=1, dim2=2) * changed).sum(-1)
+            torch.testing.assert_close(have, factor * information, **close)
 
 
 def test_needs_a_last_layer():

@@ -16,12 +16,15 @@ from bayesify.likelihoods import Likelihood
 from bayesify.prediction.linearised.linearisation import LinearisedPass
 from bayesify.prediction.outputs import independent_variances
 
-__all__ = ["Head", "all_variances", "margin_variances", "principal_moments"]
+__all__ = ["MOST_CLASSES", "Head", "all_variances", "margin_variances", "principal_moments"]
 
 MOST_CLASSES = 64  # of which a covariance is formed
 LITTLE = 1e-3
-RIVALS = 0.05  # r and w of `principal_moments`; docs/methods/streamlined.md says where they are from
+# r and w of `principal_moments`; docs/methods/streamlined.md says where they are from.
+RIVALS = 0.05
+TEN = 10  # classes, for which r and the one direction were chosen
 WIDER = 1.1
+FEWEST = 0.05  # of a class's variance is kept
 STEPS = 10  # of power iteration; any direction will do, and the widest is the best
 
 
@@ -113,11 +116,14 @@ def principal_moments(
     exact first-order variances of d_i.z without L. They are where logits move most, by a factor w more than N says, so
     that k = sum_i v_i / (w sum_i d_i' N d_i).
 
-    Two logits decide what a prediction is unsure of, and all of them how far it moves. One direction is therefore
-    the sum of the top two's difference and of where W W' is widest. Several are the difference of the top two, where
-    W W' is widest, and where M is, each orthogonal to those before. The covariance is k A N A + L with
-    A = I + sum_i (a_i - 1) d_i d_i' and a_i^2 = v_i / (k d_i' N d_i), so that it has what was found in each of them.
-    For two classes that is exact. With many classes its diagonal alone is kept.
+    Two logits decide what a prediction is unsure of, and all of them how far it moves. One direction is therefore the
+    sum of the top two's difference and of where W W' is widest, of C > 10 classes (10 / C)^(1/2) times the latter.
+    Several are the difference of the top two, where W W' is widest, and where M is, each orthogonal to those before.
+    The covariance is k A N A + L with A = I + sum_i (a_i - 1) d_i d_i' and a_i^2 = v_i / (k d_i' N d_i), so that it has
+    what was found in each of them.
+    For two classes that is exact. With many classes variances alone are kept. Classes that are alike move together, and
+    independent ones would disagree more: of the probable ones the variances are made smaller, or larger, so that the
+    information is to first order that of the covariance, tr(F C) / 2.
     """
     assert head.features is not None
     h = head.features
@@ -139,15 +145,26 @@ def principal_moments(
     tiny = torch.finfo(own.dtype).tiny
     scale = torch.stack(rests).sum(0) / (WIDER * torch.stack(spreads).sum(0)).clamp_min(tiny)
     if centred.shape[0] > MOST_CLASSES:
-        variances = scale[:, None] * shape.variances()
+        variances, wanted = scale[:, None] * shape.variances(), scale * shape.information()
         for direction, rest, spread in zip(chosen, rests, spreads, strict=True):
-            variances = variances + (rest - scale * spread)[:, None] * direction.square()
-        return own + independent_variances(variances.clamp_min(0)), None
+            more = rest - scale * spread
+            variances = variances + more[:, None] * direction.square()
+            wanted = wanted + more * shape.unsure_along(direction)
+        return own + shape.informed(independent_variances(variances.clamp_min(0)), wanted), None
     stretch = torch.eye(centred.shape[0], dtype=own.dtype, device=own.device)
     for direction, rest, spread in zip(chosen, rests, spreads, strict=True):
         factor = (rest / (scale * spread).clamp_min(tiny)).sqrt() - 1
         stretch = stretch + (factor[:, None] * direction)[..., None] * direction[:, None]
     return None, stretch @ (scale[:, None, None] * shape.matrix()) @ stretch + torch.diag_embed(own)
+
+
+def rivals(classes: int) -> float:
+    """Return r for so many classes: M is spread over all of them, and F over a few, however many there are.
+
+    >>> rivals(10), rivals(1000)
+    (0.05, 0.0005)
+    """
+    return RIVALS * min(1.0, TEN / classes)
 
 
 class _Shape:
@@ -165,7 +182,7 @@ class _Shape:
         self.others = (outputs - values[:, 1:]).clamp_max(0).exp() * (1 - self.top)
         tiny = torch.finfo(outputs.dtype).tiny
         self.size = size / (size @ centred.square().sum(0)).clamp_min(tiny)[:, None]
-        self.rivals = RIVALS / self._unsure().sum(-1, keepdim=True).clamp_min(tiny)
+        self.rivals = rivals(len(centred)) / self._unsure().sum(-1, keepdim=True).clamp_min(tiny)
 
     def _unsure(self) -> Tensor:
         """Return the diagonal of F / p_2."""
@@ -174,10 +191,34 @@ class _Shape:
 
     def along(self, direction: Tensor) -> Tensor:
         """Return d' N d, (B,)."""
+        known = ((direction @ self.centred).square() * self.size).sum(-1)
+        return known + self.rivals[:, 0] * self.unsure_along(direction)
+
+    def unsure_along(self, direction: Tensor) -> Tensor:
+        """Return d' F d / p_2, (B,)."""
         moves = direction - (direction * self.top).sum(-1, keepdim=True)
         moved = self.others * moves
-        unsure = (moved * moves).sum(-1) - self.second[:, 0] * moved.sum(-1).square()
-        return ((direction @ self.centred).square() * self.size).sum(-1) + self.rivals[:, 0] * unsure
+        return (moved * moves).sum(-1) - self.second[:, 0] * moved.sum(-1).square()
+
+    def information(self) -> Tensor:
+        """Return tr(F N) / p_2, (B,), without a matrix of classes: sums over features, and over classes."""
+        q, second, number = self.others, self.second, self.others.sum(-1, keepdim=True)
+        top, sums = self.top @ self.centred, q @ self.centred
+        squares = q @ self.centred.square() - 2 * top * sums + number * top.square()
+        features = squares - second * (sums - number * top).square()
+        rest, square = 1 - second * number, q.square().sum(-1, keepdim=True)
+        classes = square - 2 * second * q.pow(3).sum(-1, keepdim=True) + (second * square).square()
+        classes = classes + 2 * square * rest.square() + (number * rest).square()
+        return (features * self.size).sum(-1) + (self.rivals * classes)[:, 0]
+
+    def informed(self, variances: Tensor, wanted: Tensor) -> Tensor:
+        """Change the variances of probable classes, so that independent logits have a given tr(F C) / p_2."""
+        unsure = self._unsure()
+        tiny = torch.finfo(unsure.dtype).tiny
+        share = unsure / unsure.amax(-1, keepdim=True).clamp_min(tiny)
+        weight = unsure * variances
+        change = (wanted - weight.sum(-1)) / (weight * share).sum(-1).clamp_min(tiny)
+        return variances * (1 + change[:, None] * share).clamp_min(FEWEST)
 
     def variances(self) -> Tensor:
         """Return the diagonal of N, (B, C)."""
@@ -198,6 +239,8 @@ def _directions(centred: Tensor, size: Tensor, outputs: Tensor, number: int) -> 
     margin = torch.zeros_like(outputs).scatter_(1, top[:, :1], 1.0).scatter_(1, top[:, 1:], -1.0) / math.sqrt(2)
     common = _common(centred).expand_as(outputs)
     if number == 1:
+        # What all classes do together grows with their number, and what two of them do does not.
+        common = common * min(1.0, math.sqrt(TEN / len(centred)))
         agreeing = torch.where((margin * common).sum(-1, keepdim=True) < 0, -common, common)
         return [nn.functional.normalize(margin + agreeing, dim=-1)]
     places = outputs.topk(number + 1, -1).indices.unbind(-1)[2:]
