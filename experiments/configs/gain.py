@@ -127,7 +127,11 @@ def _student() -> list[Config]:
         "student + mirror": Way(how="streamlined", views=MIRROR),
         "student + mirror, log-probabilities": Way(how="streamlined", views=MIRROR, pooling="log-probs"),
     }
-    taught = {"": Student(epochs=6, views=()), ", mixed images": Student(epochs=8, views=(), mix=1.0)}
+    taught = {
+        "": Student(epochs=6, views=()),
+        ", mixed images": Student(epochs=8, views=(), mix=1.0),
+        ", mixed images, lr .01": Student(epochs=3, lr=0.01, views=(), mix=1.0),
+    }
     return [
         Config(name.replace("student", f"student{words}"), task, MAP(), (Board(way=way),), members=members, student=one)
         for words, one in taught.items()
