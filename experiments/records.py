@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import time
@@ -36,7 +37,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 PICTURES = ROOT / "docs" / "pictures"  # pages show them, so they are with the pages
 UNKNOWN = "unknown"
-FOLDERS = {"--work", "--results"}
+FOLDERS = {"--folder", "--work", "--results"}
 
 
 class Records:
@@ -228,4 +229,4 @@ def _command() -> str:
     start = f"python -m {spec.name}" if spec is not None else f"python {Path(sys.argv[0]).name}"
     words = sys.argv[1:]
     kept = [word for before, word in zip(["", *words], words, strict=False) if not {before, word} & FOLDERS]
-    return " ".join([start, *kept])
+    return " ".join([start, shlex.join(kept)]).rstrip()

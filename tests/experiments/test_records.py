@@ -114,6 +114,8 @@ def test_a_row_of_unknown_provenance_is_kept_until_it_is_made_again(tmp_path):
 def test_the_command_names_no_folder_of_this_machine(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["run.py", "digits", "--work", "/tmp/a", "--only", "map", "--results", "/tmp/b"])
     assert Records(None).command.endswith(" digits --only map")
+    monkeypatch.setattr(sys, "argv", ["run.py", "--folder", "/tmp/a", "--how", "whole sum", "exact"])
+    assert Records(None).command.endswith(" --how 'whole sum' exact")  # as a shell reads it
 
 
 def test_a_trial_keeps_nothing(tmp_path, monkeypatch):
