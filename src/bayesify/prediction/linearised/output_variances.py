@@ -158,10 +158,10 @@ def principal_moments(
     return None, stretch @ (scale[:, None, None] * shape.matrix()) @ stretch + torch.diag_embed(own)
 
 
-def rivals(classes: int) -> float:
+def _rivals(classes: int) -> float:
     """Return r for so many classes: M is spread over all of them, and F over a few, however many there are.
 
-    >>> rivals(10), rivals(1000)
+    >>> _rivals(10), _rivals(1000)
     (0.05, 0.0005)
     """
     return RIVALS * min(1.0, TEN / classes)
@@ -182,7 +182,7 @@ class _Shape:
         self.others = (outputs - values[:, 1:]).clamp_max(0).exp() * (1 - self.top)
         tiny = torch.finfo(outputs.dtype).tiny
         self.size = size / (size @ centred.square().sum(0)).clamp_min(tiny)[:, None]
-        self.rivals = rivals(len(centred)) / self._unsure().sum(-1, keepdim=True).clamp_min(tiny)
+        self.rivals = _rivals(len(centred)) / self._unsure().sum(-1, keepdim=True).clamp_min(tiny)
 
     def _unsure(self) -> Tensor:
         """Return the diagonal of F / p_2."""
