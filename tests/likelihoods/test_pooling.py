@@ -10,8 +10,9 @@ from scipy import optimize, special
 
 import bayesify
 from bayesify import Bernoulli, Categorical, DeepEnsemble
-from bayesify.likelihoods import pooling
-from bayesify.likelihoods.pooling import Pooled, fit_pooled, folds_of, pool
+from bayesify.likelihoods import pooling_fit
+from bayesify.likelihoods.pooling import pool
+from bayesify.likelihoods.pooling_fit import Pooled, fit_pooled, folds_of
 from bayesify.likelihoods.prediction import Prediction
 
 F64 = torch.float64
@@ -203,7 +204,7 @@ def test_no_part_is_switched_off_by_its_temperature(monkeypatch):
     apart = (found.temperature / alone).log()
     assert float(apart.max() - apart.min()) <= 2 * math.log(2) + 0.01
     assert nll < fitted(parts=[0, 1], temperatures="one")[2]
-    monkeypatch.setattr(pooling, "SPREAD", 50.0)  # what would be without the limit
+    monkeypatch.setattr(pooling_fit, "SPREAD", 50.0)  # what would be without the limit
     free, _, less = fitted(parts=[0, 1])
     apart = (free.temperature / alone).log()
     assert float(apart.max() - apart.min()) > 1.3 * 2 * math.log(2)
@@ -284,7 +285,7 @@ def test_few_examples_are_not_overfitted(monkeypatch):
     chosen, auto = calibrated("auto")
     assert chosen.temperature.ndim == 0
     limited = calibrated("each")[1]
-    monkeypatch.setattr(pooling, "SPREAD", 50.0)
+    monkeypatch.setattr(pooling_fit, "SPREAD", 50.0)
     free = calibrated("each")[1]
     assert auto < free
     assert limited < free
@@ -294,8 +295,8 @@ def test_of_very_many_positions_some_are_fitted_to_and_all_are_judged(monkeypatc
     logits = draws(3, 6000, 4)
     labels = (logits / 2).softmax(-1).mean(0).multinomial(1, generator=torch.Generator().manual_seed(1))[:, 0]
     start = Pooled(torch.tensor(1.0, dtype=F64), 1.0)
-    monkeypatch.setattr(pooling, "POSITIONS", 2000)
-    monkeypatch.setattr(pooling, "FITTED", 3 * 4 * 2000)
+    monkeypatch.setattr(pooling_fit, "POSITIONS", 2000)
+    monkeypatch.setattr(pooling_fit, "FITTED", 3 * 4 * 2000)
     found, before, after = fit_pooled(logits, labels, start=start, parts=[0] * 3)
     some = torch.randperm(6000, generator=torch.Generator().manual_seed(0))[:2000]
     alone = fit_pooled(logits[:, some], labels[some], start=start, parts=[0] * 3)[0]

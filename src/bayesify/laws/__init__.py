@@ -6,11 +6,12 @@ from types import ModuleType
 from bayesify._core.deprecation import moved_names, warn_renamed
 from bayesify._core.random import Key, Noise, generator_for, keyed_numbers
 from bayesify.laws.bank import STORAGE, BankLaw
+from bayesify.laws.components import Component, Dense, NoiseTerms, NoisySite
 from bayesify.laws.dropout import DropoutSite
 from bayesify.laws.gaussian import Estimator, GaussianLaw
 from bayesify.laws.input_factors import InputFactorLaw, register_layer
 from bayesify.laws.laplace import DiagonalLaw, KroneckerLaw, LaplaceLaw, LastLayerLaw
-from bayesify.laws.law import Component, Dense, Law, NoiseTerms, NoisySite, Rescaling, law_class, register_law
+from bayesify.laws.law import Law, Rescaling, law_class, register_law
 from bayesify.laws.members import MemberLaw
 from bayesify.laws.noisy_layers import NoisyLayerLaw
 from bayesify.laws.norm_noise import NoiseShape, NormSite, norm_kind, register_norm

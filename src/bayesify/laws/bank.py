@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from bayesify._core.random import Key
-from bayesify.laws.law import Component, Law, check_count, register_law
+from bayesify.laws.components import Component
+from bayesify.laws.law import Law, check_count, register_law
 from bayesify.laws.low_rank import leading, low_rank_component
 from bayesify.laws.mapped import mapped_tensor
 from bayesify.laws.passes import Pass, Patch, Refusal

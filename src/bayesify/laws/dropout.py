@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from bayesify._core.random import Noise
-from bayesify.laws.law import NoiseTerms, NoisySite
+from bayesify.laws.components import NoiseTerms, NoisySite
 from bayesify.laws.passes import BatchDim, Pass
 from bayesify.laws.trace import Trace
 

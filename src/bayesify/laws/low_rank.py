@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bayesify.laws.law import Component
+from bayesify.laws.components import Component
 from bayesify.laws.tensors import Codec
 
 __all__ = ["leading", "low_rank_component"]

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from bayesify._core.random import Key, shuffled
-from bayesify.laws.law import Component, Law, Rescaling, check_count, register_law
+from bayesify.laws.components import Component
+from bayesify.laws.law import Law, Rescaling, check_count, register_law
 from bayesify.laws.passes import Arranged, Kind, Pass, Patch, Refusal
 from bayesify.laws.stacking import Stack, Stacking, whole_stack
 from bayesify.laws.tensors import TensorTree, batch_norms, tensor_of

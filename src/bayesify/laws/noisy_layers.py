@@ -8,7 +8,8 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from bayesify._core.random import Key, Noise
-from bayesify.laws.law import Component, NoisySite, Rescaling
+from bayesify.laws.components import Component, NoisySite
+from bayesify.laws.law import Rescaling
 from bayesify.laws.noise_scale import ScaledNoise
 from bayesify.laws.passes import Arranged, BatchDim, Kind, Pass, Patch, Refusal
 from bayesify.laws.patching import forbid_fused_layers

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify._core.deprecation import warn_renamed
-from bayesify.laws.law import NoiseTerms, NoisySite
+from bayesify.laws.components import NoiseTerms, NoisySite
 from bayesify.laws.passes import BatchDim, Pass
 from bayesify.laws.trace import Call, Trace
 from bayesify.layers import NormLayer, layer_type, register_by_old_name

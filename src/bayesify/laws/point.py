@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bayesify._core.random import Key
-from bayesify.laws.law import Component, Law, check_count
+from bayesify.laws.components import Component
+from bayesify.laws.law import Law, check_count
 from bayesify.laws.passes import Pass, Patch, Refusal
 from bayesify.laws.trace import Trace
 

@@ -19,7 +19,8 @@ from bayesify._core.seen import InputsSeen
 from bayesify._core.sharing import Shared, alias, copied
 from bayesify._core.state import state_of
 from bayesify._core.trees import CACHE, arguments_of, batch_rows, batch_tensor, repeat_rows, without_cache
-from bayesify.laws.law import Component, Law
+from bayesify.laws.components import Component
+from bayesify.laws.law import Law
 from bayesify.laws.norm_statistics import statistics_apart, statistics_kept, tracking_norms
 from bayesify.laws.passes import Pass, Patch, Refusal, ShapeError
 from bayesify.laws.patching import compilable, find_slots, patched_forward, swapped

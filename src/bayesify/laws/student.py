@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from bayesify._core.random import keyed_numbers
-from bayesify.laws.law import Component, Dense, Law, Rescaling, register_law
+from bayesify.laws.components import Component, Dense
+from bayesify.laws.law import Law, Rescaling, register_law
 from bayesify.laws.passes import Pass, Patch
 from bayesify.laws.trace import Trace
 

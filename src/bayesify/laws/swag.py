@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from bayesify._core.random import Key, keyed_rows
-from bayesify.laws.law import Component, Rescaling
+from bayesify.laws.components import Component
+from bayesify.laws.law import Rescaling
 from bayesify.laws.low_rank import low_rank_component
 from bayesify.laws.noise_scale import ScaledNoise
 from bayesify.laws.passes import Refusal

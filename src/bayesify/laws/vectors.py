@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from bayesify._core.random import Key, generator_for, keyed_numbers, shuffled
-from bayesify.laws.law import Component, Law, Rescaling, check_count, register_law
+from bayesify.laws.components import Component
+from bayesify.laws.law import Law, Rescaling, check_count, register_law
 from bayesify.laws.low_rank import leading, low_rank_component
 from bayesify.laws.passes import Pass, Patch, Refusal
 from bayesify.laws.stacking import Stack

@@ -14,15 +14,8 @@ from torch.nn import functional
 from bayesify._core.maths import at_least_float32, entropy, label_log_prob
 from bayesify.likelihoods.categorical_stream import CategoricalStream
 from bayesify.likelihoods.likelihood import Likelihood
-from bayesify.likelihoods.pooling import (
-    Pooled,
-    Pooling,
-    Temperatures,
-    check_pooling,
-    fit_pooled,
-    held_out_nll,
-    normalised,
-)
+from bayesify.likelihoods.pooling import Pooling, Temperatures, check_pooling, normalised
+from bayesify.likelihoods.pooling_fit import Pooled, fit_pooled, held_out_nll
 from bayesify.likelihoods.prediction import ClassificationPrediction
 from bayesify.likelihoods.softmax_integrals import average_softmax, covariance_root
 

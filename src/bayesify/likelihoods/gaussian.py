@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from bayesify._core.maths import at_least_float32, gaussian_log_prob
 from bayesify.likelihoods.likelihood import Likelihood, Stream, variance_of
-from bayesify.likelihoods.pooling import Pooling, Temperatures, folds_of
+from bayesify.likelihoods.pooling import Pooling, Temperatures
+from bayesify.likelihoods.pooling_fit import folds_of
 from bayesify.likelihoods.prediction import Prediction, RegressionPrediction
 
 __all__ = ["Gaussian", "scaled"]

@@ -14,7 +14,8 @@ from torch.nn import functional
 from bayesify._core.maths import IGNORED, at_least_float32, entropy, label_log_prob, minimise
 from bayesify.likelihoods.categorical import LITTLE, Categorical
 from bayesify.likelihoods.likelihood import Likelihood, Stream, variance_of
-from bayesify.likelihoods.pooling import ERRORS, Pooling, Temperatures
+from bayesify.likelihoods.pooling import Pooling, Temperatures
+from bayesify.likelihoods.pooling_fit import ERRORS
 from bayesify.likelihoods.prediction import ClassificationPrediction
 from bayesify.likelihoods.shapes import check_averaged, check_shapes, drop_one, has_wrong, own_factor
 from bayesify.likelihoods.softmax_integrals import line

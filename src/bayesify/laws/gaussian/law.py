@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from bayesify._core.maths import at_least_float32
 from bayesify._core.random import Key, keyed_numbers, keyed_rows
+from bayesify.laws.components import Component
 from bayesify.laws.gaussian.kernels import has_kernel, kernel_of
 from bayesify.laws.gaussian.site import Estimator, Site, Visits
-from bayesify.laws.law import Component, Law, Rescaling
+from bayesify.laws.law import Law, Rescaling
 from bayesify.laws.passes import BatchDim, Kind, Pass, Patch, Refusal
 from bayesify.laws.patching import forbid_fused_layers
 from bayesify.laws.stacking import Stack

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from bayesify._core.random import Key, keyed_rows, shuffled
+from bayesify.laws.components import Component
 from bayesify.laws.input_factors.kl import Divergence, divergence
 from bayesify.laws.input_factors.latents import Latent, Layer, find_layers
 from bayesify.laws.input_factors.scaling import CommonFactors, DrawnFactors, Factors, scaled_forward
-from bayesify.laws.law import Component, Law, Rescaling, check_count
+from bayesify.laws.law import Law, Rescaling, check_count
 from bayesify.laws.passes import Arranged, BatchDim, Kind, Pass, Patch, Refusal
 from bayesify.laws.patching import forbid_fused_layers
 from bayesify.laws.recomputation import without_guards

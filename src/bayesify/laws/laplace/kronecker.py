@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from bayesify._core.random import Key, keyed_numbers
+from bayesify.laws.components import Component
 from bayesify.laws.kronecker import Rotated
 from bayesify.laws.laplace.diagonal import constant_rows
 from bayesify.laws.laplace.evidence import Spectrum
 from bayesify.laws.laplace.laplace import LaplaceLaw
-from bayesify.laws.law import Component
 from bayesify.laws.patching import forbid_fused_layers
 from bayesify.laws.tensors import TensorTree, tensor_of
 from bayesify.laws.trace import Trace

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from bayesify._core.random import Key, keyed_numbers
 from bayesify._core.trees import batch_rows
+from bayesify.laws.components import Component, Dense
 from bayesify.laws.laplace.evidence import Spectrum
 from bayesify.laws.laplace.laplace import LaplaceLaw
-from bayesify.laws.law import Component, Dense
 from bayesify.laws.passes import Pass, Patch
 from bayesify.laws.tensors import TensorTree, tensor_of
 from bayesify.laws.trace import Trace
