@@ -395,6 +395,35 @@ def active() -> str:
     return markdown(lines)
 
 
+GAL = {"random": ("random", (255, 835)), "BALD": ("BALD", (145, 335))}  # of the paper, for errors of 10 and 5 %
+
+
+def labels_needed() -> str:
+    """Return how many labels a convolutional network with MC dropout needs, seed by seed, beside the paper's."""
+    from experiments.active_mnist import needed
+
+    lines = [["chosen by", "90 %", "the paper", "95 %", "the paper"]]
+    for label, (name, paper) in GAL.items():
+        cells = []
+        for level, theirs in zip((0.9, 0.95), paper, strict=True):
+            found = [needed(curve, level) for curve in rows_of("active_mnist", name)]
+            cells += [", ".join("not reached" if one is None else f"{one:.0f}" for one in found), str(theirs)]
+        lines.append([label, *cells])
+    return markdown(lines)
+
+
+PAIRS = {
+    "pairs decided rightly, %": Cell(("accuracy",), 100, 1),
+    "one character, found so, %": Cell(("same, untouched",), 100, 1),
+    "the same, attacked": Cell(("same, attacked",), 100, 1),
+    "attacks noticed, average precision": Cell(("average precision",), digits=3),
+    "by total entropy": Cell(("by total entropy",), digits=3),
+}
+PAIRS_LINES = (
+    Line("plain"), Line("BayesAdapter", "bayes-adapter"), Line("BayesAdapter, supervised", "bayes-adapter, supervised")
+)  # fmt: skip
+
+
 # What the row is called, the length of the run in relaxation times, which follows from its settings, and the row.
 STUDY = (
     ("80,000 steps, lr .2, half of them burn-in", "4", "as in the tables"),
@@ -489,6 +518,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "distilled-sources": sources,
     "distilled-attacks": adversarial,
     "active-learning": active,
+    "active-gal": labels_needed,
+    "omniglot-pairs": partial(table, "omniglot_pairs", PAIRS, PAIRS_LINES),
     "sgld-study": study,
     "sgld-chains": partial(table, "sgld_chains", CHAINS, names(*CHAINS_LINES)),
     "truth-classes": partial(decomposition, "classes"),
