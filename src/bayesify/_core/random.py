@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
@@ -35,7 +35,7 @@ class Key:
 
     def inner(self) -> Key:
         """Return the key as the part sees it that the path begins with."""
-        return replace(self, path=self.path[1:])
+        return Key(self.seed, self.index, self.path[1:])
 
 
 def generator_for(key: Key, site: str, device: torch.device | str = "cpu") -> torch.Generator:

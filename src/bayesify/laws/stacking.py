@@ -25,6 +25,8 @@ Stack = Tensor | tuple[Tensor, ...]  # (S, ...), or the draws' own tensors one b
 # Entries of a weight from which on reading it takes longer than a call: products with tensors that are not one stack go
 # one after another, without a copy.
 LARGE = 2**16
+# Of a draw, up to which a product takes no longer than its weight takes to be read.
+FEW_ROWS = 4
 
 
 def whole_stack(stack: Stack) -> Tensor:
@@ -181,16 +183,18 @@ def _linear(layer: nn.Linear, x: Tensor, visit: _Visit) -> Tensor:
         y = functional.linear(flat, layer.weight)
         y = y if bias is None else y + bias[:, None].to(y.dtype)
     elif not isinstance(weight, Tensor) and weight[0].numel() >= LARGE:
-        none = [None] * visit.draws
-        biases = none if bias is None else bias.expand(visit.draws, -1)
-        y = torch.stack([
-            functional.linear(part, one, shift)
-            for part, one, shift in zip(flat.expand(visit.draws, -1, -1), weight, biases, strict=True)
-        ])  # fmt: skip
+        parts = flat.expand(visit.draws, -1, -1)
+        if flat.shape[1] == 1:
+            y = torch.stack([one.mv(part) for part, one in zip(parts[:, 0], weight, strict=True)])[:, None]
+        else:
+            y = torch.stack([functional.linear(part, one) for part, one in zip(parts, weight, strict=True)])
+        y = y if bias is None else y + bias[:, None].to(y.dtype)
     else:
-        weights = whole_stack(weight)
-        flat = flat if len(flat) == visit.draws else flat.expand(visit.draws, -1, -1)
-        y = flat @ weights.mT if bias is None else torch.baddbmm(bias[:, None], flat, weights.mT)
+        weights, parts = whole_stack(weight), flat.expand(visit.draws, -1, -1)
+        if flat.shape[1] <= FEW_ROWS and weights[0].numel() >= LARGE:  # weights are read fastest as they lie
+            y = (weights @ parts.mT if bias is None else torch.baddbmm(bias[..., None], weights, parts.mT)).mT
+        else:
+            y = parts @ weights.mT if bias is None else torch.baddbmm(bias[:, None], parts, weights.mT)
     return visit.join(y if whole.ndim == 3 else y.reshape(visit.draws, *whole.shape[1:-1], y.shape[-1]))
 
 
