@@ -10,7 +10,9 @@ def naive(keys: list[Key], site: str, shape: list[int], distribution: str, like:
     block = max(1, BLOCK // torch.Size(shape).numel())
     if block == 1:
         return torch.stack([keyed_numbers(key, site, shape, like, distribution) for key in keys])
-    whole = [keyed_numbers(Key(key.seed, key.index // block), site, [block, *shape], like, distribution) for key in keys]
+    whole = [
+        keyed_numbers(Key(key.seed, key.index // block), site, [block, *shape], like, distribution) for key in keys
+    ]
     return torch.stack([numbers[key.index % block] for numbers, key in zip(whole, keys, strict=True)])
 
 
