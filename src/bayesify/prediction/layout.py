@@ -70,8 +70,8 @@ class Layout:
 
 
 def rows_per_pass(posterior: Posterior, trace: Trace, rows: int) -> int:
-    """Return how many of some examples one pass should have; all of them where nothing is known."""
-    if trace.failure is not None:
+    """Return how many of some examples one pass should have; all of them where nothing is known, or if they are few."""
+    if trace.failure is not None or rows <= LEAST_ROWS:
         return max(1, rows)
     widest: int = trace.conclude("widest", lambda: trace.widest()[0])
     return max(LEAST_ROWS, _budget(posterior) // widest)
