@@ -11,7 +11,7 @@ from torch import nn
 import bayesify
 from bayesify import ABNN, IBNN, SWAG, BayesAdapter, DeepEnsemble, Laplace, convert, predict
 from bayesify.laws import BankLaw, GaussianLaw, Posterior
-from bayesify.laws.stacking import LARGE, find_stacking
+from bayesify.laws.stacking import FEW_OUTPUTS, FEW_ROWS, LARGE, find_stacking
 from bayesify.prediction.layout import layout_of
 
 EXACT = {"rtol": 1e-11, "atol": 1e-12}
@@ -107,6 +107,23 @@ def test_layers_have_the_tensors_of_each_draw(name: str, rows: int):
     assert layout.joins == (name == "residual")
     together = posterior.evaluate(x, keys, tiled=layout.joins)
     torch.testing.assert_close(together, expected, **EXACT)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("method", [BayesAdapter(start_std=(0.1, 0.2)), DeepEnsemble(members=4, start="perturbed")])
+@pytest.mark.parametrize("rows", [1, FEW_ROWS, FEW_ROWS + 1, FEW_OUTPUTS + 1])
+@torch.no_grad()
+def test_products_are_those_of_each_draw_in_whichever_order(method: bayesify.Method, rows: int, bias: bool):
+    torch.manual_seed(0)
+    wide = LARGE // 24 + 1
+    layers = [nn.Linear(24, wide, bias=bias), nn.ReLU(), nn.Linear(wide, FEW_OUTPUTS + 1, bias=bias), nn.Linear(17, 3)]
+    network, x = nn.Sequential(*layers).to(F64), torch.randn(rows, 24, dtype=F64)
+    for include in (None, "3"):
+        posterior = convert(network, method, include=include).eval()
+        keys = posterior.keys(4, seed=1)
+        naive = torch.stack([posterior.plain_network(posterior.weights(key))(x) for key in keys])
+        assert naive.var(0).min() > 1e-12
+        torch.testing.assert_close(posterior.evaluate(x, keys), naive, **EXACT)
 
 
 METHODS = {

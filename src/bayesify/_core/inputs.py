@@ -79,6 +79,8 @@ def in_network_type(inputs: Any, network: nn.Module) -> Any:
     """
     first = first_parameter(network, floating=True)
     own = None if first is None else first.dtype
+    if isinstance(inputs, Tensor) and (inputs.dtype is own or not inputs.is_floating_point()):
+        return inputs
     found: set[torch.dtype] = set()
     map_tensors(lambda tensor: found.add(tensor.dtype) if tensor.is_floating_point() else None, inputs)
     if own is None or found <= {own}:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from torch import nn
+from torch import Tensor, nn
 
-__all__ = ["all_modules", "evaluation_mode", "first_parameter", "modes_kept"]
+__all__ = ["all_modules", "all_tensors", "evaluation_mode", "first_parameter", "modes_kept"]
 
 
 def all_modules(network: nn.Module) -> list[nn.Module]:
@@ -27,6 +27,16 @@ def all_modules(network: nn.Module) -> list[nn.Module]:
     return list(found)
 
 
+def all_tensors(network: nn.Module) -> list[Tensor]:
+    """Return the parameters and buffers of all modules, module by module; one that several have is there for each.
+
+    >>> [tensor.shape for tensor in all_tensors(nn.Sequential(nn.Linear(2, 1), nn.ReLU()))]
+    [torch.Size([1, 2]), torch.Size([1])]
+    """
+    held = [of for module in all_modules(network) for of in (module._parameters, module._buffers) if of]
+    return [tensor for of in held for tensor in of.values() if tensor is not None]
+
+
 def first_parameter(network: nn.Module, *, floating: bool = False) -> nn.Parameter | None:
     """Return the first of `network.parameters()`; or the first of floating-point numbers. None where there is none."""
     left: list[nn.Module | None] = [network]
@@ -42,11 +52,11 @@ def first_parameter(network: nn.Module, *, floating: bool = False) -> nn.Paramet
 
 
 @contextmanager
-def modes_kept(module: nn.Module) -> Iterator[None]:
-    """Let each layer return to the mode it is in now."""
+def modes_kept(module: nn.Module) -> Iterator[bool]:
+    """Let each layer return to the mode it is in now; tell whether one of them is in training mode."""
     modes = [(inner, inner.training) for inner in all_modules(module)]
     try:
-        yield
+        yield any(training for _, training in modes)
     finally:
         for inner, training in modes:
             if inner.training != training:  # setting an attribute of a module is slow
@@ -56,7 +66,7 @@ def modes_kept(module: nn.Module) -> Iterator[None]:
 @contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
     """Put all layers in evaluation mode for a while; each returns to its own mode."""
-    with modes_kept(module):
-        if any(inner.training for inner in all_modules(module)):
+    with modes_kept(module) as training:
+        if training:
             module.eval()
         yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ __all__ = ["Distribution", "Key", "Noise", "generator_for", "keyed_numbers", "ke
 Distribution = Literal["normal", "uniform"]
 BLOCK = 4096  # draws with little noise get it from one generator together, up to this many numbers
 KEPT = 2**18  # numbers of several draws at a site that are kept for the next pass of the same draws, at most
+FEW = 2**16  # the same, where there may be many sites
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Key:
 
     def inner(self) -> Key:
         """Return the key as the part sees it that the path begins with."""
-        return replace(self, path=self.path[1:])
+        return Key(self.seed, self.index, self.path[1:])
 
 
 def generator_for(key: Key, site: str, device: torch.device | str = "cpu") -> torch.Generator:
@@ -92,11 +93,12 @@ class Noise:
 
     Small noise is made for a block of successive draws by one generator, and kept, so that twenty draws cost one call;
     the block's size depends on the shape alone, so that a draw's noise does not depend on what it is evaluated
-    together with.
+    together with. What draws of several blocks have together is kept too, for the next pass of the same draws.
     """
 
     def __init__(self) -> None:
         self._blocks: dict[str, tuple[Any, Tensor]] = {}  # the last of each site, at most KEPT numbers
+        self._joined: dict[str, tuple[Any, Tensor]] = {}  # the last of each site, at most FEW numbers
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Noise:
         """Return an empty one: what is kept is only for speed."""
@@ -110,18 +112,26 @@ class Noise:
     def drawn(
         self, keys: Sequence[Key], site: str, shape: list[int], distribution: Distribution, like: Tensor
     ) -> Tensor:
-        """Return the numbers of draws at a site, (S, *shape)."""
+        """Return the numbers of draws at a site, (S, *shape), which are not to be written to."""
         block = max(1, BLOCK // max(1, math.prod(shape)))
         if block == 1:
             return torch.stack([_keyed(key, site, shape, distribution, like) for key in keys])
+        kind = (tuple(shape), distribution, like.dtype, like.device)
+        together = (tuple(keys), kind)
+        if self._joined.get(site, (None,))[0] == together:
+            return self._joined[site][1]
         rows: list[Tensor] = []
         for (seed, number), group in groupby(keys, key=lambda key: (key.seed, key.index // block)):
-            first = Key(seed, number)
-            wanted = (first, tuple(shape), distribution, like.dtype, like.device)
+            wanted = (Key(seed, number), kind)
             if self._blocks.get(site, (None,))[0] != wanted:
-                self._blocks[site] = (wanted, _keyed(first, site, [block, *shape], distribution, like))
+                self._blocks[site] = (wanted, _keyed(wanted[0], site, [block, *shape], distribution, like))
             rows.append(self._blocks[site][1][[key.index % block for key in group]])
-        return rows[0] if len(rows) == 1 else torch.cat(rows)
+        if len(rows) == 1:
+            return rows[0]
+        made = torch.cat(rows)
+        if made.numel() <= FEW:
+            self._joined[site] = (together, made)
+        return made
 
     def rows(self, keys: Sequence[Key], site: str, shape: Sequence[int], like: Tensor) -> Tensor:
         """Return the numbers of `keyed_rows`, which are not to be written to; few of them are kept, as they are."""

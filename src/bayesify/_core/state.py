@@ -26,15 +26,16 @@ def state_of(tensors: Iterable[Tensor]) -> tuple[Any, ...]:
     """
     found: list[Any] = []
     for tensor in tensors:
-        found.append((id(tensor), 0 if tensor.is_inference() else tensor._version, tensor.data_ptr(), tensor.dtype))
-        if isinstance(tensor, nn.Parameter) or tensor.is_inference():
-            number = _size(tensor.detach())
+        counted = not tensor.is_inference()
+        found.append((id(tensor), tensor._version if counted else 0, tensor.data_ptr(), tensor.dtype))
+        if not counted or isinstance(tensor, nn.Parameter):
+            number = _size(tensor)
             found.append(number if number == number else None)  # NaN differs from itself
     return tuple(found)
 
 
 def _size(tensor: Tensor) -> float:
     flat = tensor.reshape(-1)
-    if flat.dtype in (torch.float32, torch.float64) and flat.device.type == "cpu":
+    if flat.is_cpu and flat.dtype in (torch.float32, torch.float64):
         return torch.dot(flat, flat).item()
     return float(flat.sum())

@@ -39,8 +39,9 @@ class KeptDraws:
         if state != self._state:
             self.forget()
             self._state = state
-        if keys in self._found:
-            return dict(self._found[keys])
+        known = self._found.get(keys)
+        if known is not None:
+            return dict(known)
         made = make()
         if self._numbers + numbers > MOST_NUMBERS:
             self._found, self._numbers = {}, 0

@@ -76,7 +76,7 @@ class MemberLaw(Law):
     @property
     def laws(self) -> list[Law]:
         """The members' laws."""
-        return [self.part(index) for index in range(len(self.parts))]
+        return [part for part in self.parts if isinstance(part, Law)]
 
     @property
     def names(self) -> Sequence[str]:
@@ -106,23 +106,17 @@ class MemberLaw(Law):
         with noise they are taken as often as these, so that all have an equal share.
         """
         number = len(self.parts)
-        count = check_count(num_draws, self.default_draws)
-        if self.functions is not None:
-            count = min(count, self.functions)
+        count, functions, laws = check_count(num_draws, self.default_draws), self.functions, self.laws
+        if functions is not None:
+            count = min(count, functions)
         order = shuffled(number, seed)
         members = sorted(order[index % number] for index in range(count))
-        each = {member: cycle(self._own_keys(member, members.count(member), seed)) for member in set(members)}
+        each = {member: cycle(_own_keys(laws[member], members.count(member), seed)) for member in set(members)}
         return [
-            replace(key, index=index if key.index < 0 else key.index, path=(member, *key.path))
+            Key(key.seed, index if key.index < 0 else key.index, (member, *key.path))
             for index, member in enumerate(members)
             for key in [next(each[member])]
         ]
-
-    def _own_keys(self, member: int, count: int, seed: int) -> list[Key]:
-        """Return a member's keys; with the index -1 where they are numbered, which all members are together."""
-        found = self.part(member).keys(count, seed)
-        numbered = [key.index for key in found] == list(range(count))
-        return [replace(key, index=-1) for key in found] if numbered else found
 
     def together(self, trace: Trace | None) -> Arranged:
         """Return how draws share a pass: of all members where they are tensors, else of one where all agree on that."""
@@ -142,8 +136,9 @@ class MemberLaw(Law):
     def stacked(self, keys: Sequence[Key]) -> dict[str, Stack]:
         """Return the tensors of draws of any members; those that a member has not are the network's own."""
         groups: list[tuple[dict[str, Tensor], dict[str, Stack], int]] = []
+        laws = self.laws
         for member, group in groupby(keys, key=lambda key: key.path[0] if key.path else 0):
-            part, inner = self.part(member), [key.inner() for key in group]
+            part, inner = laws[member], [key.inner() for key in group]
             groups.append((part.own.as_dict(), part.stacked(inner), len(inner)))
         names = dict.fromkeys(name for own, drawn, _ in groups for name in (*own, *drawn))
         return {name: self._joined(name, groups) for name in names}
@@ -239,6 +234,13 @@ class MemberLaw(Law):
     def described(self) -> str:
         """Return what the law is called in sentences."""
         return f"A mixture of {len(self.parts)} members"
+
+
+def _own_keys(law: Law, count: int, seed: int) -> list[Key]:
+    """Return a member's keys; with the index -1 where they are numbered, which all members are together."""
+    found = law.keys(count, seed)
+    numbered = [key.index for key in found] == list(range(count))
+    return [Key(key.seed, -1, key.path) for key in found] if numbered else found
 
 
 def rebase(law: Law, own: Mapping[str, Tensor]) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from bayesify._core.random import Key
 from bayesify.laws.components import Component
 from bayesify.laws.law import Law, check_count
 from bayesify.laws.passes import Pass, Patch, Refusal
+from bayesify.laws.stacking import Stack
 from bayesify.laws.trace import Trace
 
 __all__ = ["PointLaw"]
@@ -28,6 +31,11 @@ class PointLaw(Law):
         """Return the law's own tensors."""
         del p
         return Patch(self.own.as_dict())
+
+    def stacked(self, keys: Sequence[Key]) -> dict[str, Stack]:
+        """Return nothing: draws have no tensors beside `own`."""
+        del keys
+        return {}
 
     def rescaling(self) -> Refusal:
         """Refuse: there is no noise."""

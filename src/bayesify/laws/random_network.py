@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify._core.inputs import in_network_type
-from bayesify._core.modes import evaluation_mode
+from bayesify._core.modes import all_tensors, evaluation_mode
 from bayesify._core.random import Key
 from bayesify._core.seen import InputsSeen
 from bayesify._core.sharing import Shared, alias, copied
@@ -165,10 +165,9 @@ class RandomNetwork(nn.Module):
         law = self.law
         if not law.made or torch.is_grad_enabled():
             return law.stacked(keys)
-        means = (tensor_of(self.network, name) for name in law.names)
-        parts = (*law.parameters(), *law.buffers(), *self.likelihood.parameters(), *self.likelihood.buffers())
-        numbers = len(keys) * size
-        return self.runtime.kept.get(keys, state_of((*means, *parts)), numbers, lambda: law.stacked(keys))
+        means = [tensor_of(self.network, name) for name in law.names]
+        state = state_of([*means, *all_tensors(law), *all_tensors(self.likelihood)])
+        return self.runtime.kept.get(keys, state, len(keys) * size, lambda: law.stacked(keys))
 
     def components(self, trace: Trace | None = None) -> list[Component] | Refusal:
         """Return the law as a mixture of Gaussians, with the statistics that belong to its mean, or why it is none."""

@@ -126,10 +126,10 @@ def signature(arguments: Arguments) -> Any:
     def describe(value: Any) -> Any:
         if isinstance(value, Tensor):
             return (value.dtype, value.ndim)
+        if isinstance(value, (list, tuple)):
+            return (type(value).__name__, tuple([describe(inner) for inner in value]))
         if isinstance(value, Mapping):
-            return ("mapping", tuple((str(key), describe(inner)) for key, inner in value.items()))
-        if isinstance(value, list | tuple):
-            return (type(value).__name__, tuple(describe(inner) for inner in value))
+            return ("mapping", tuple([(str(key), describe(inner)) for key, inner in value.items()]))
         return type(value).__name__
 
     return describe(arguments)

@@ -236,8 +236,9 @@ class Categorical(Likelihood):
     @property
     def tempers(self) -> bool:
         """Whether logits have to be divided by a temperature: not by 1, where that is known without a wait."""
-        known = self.temperature.ndim == 0 and self.temperature.device.type == "cpu"
-        return torch.compiler.is_compiling() or not known or self.temperature.item() != 1
+        temperature = self.temperature
+        known = temperature.ndim == 0 and temperature.is_cpu
+        return torch.compiler.is_compiling() or not known or temperature.item() != 1
 
     def tempered(self, logits: Tensor, part: int = 0) -> Tensor:
         """Return logits divided by the temperature of a part."""

@@ -39,21 +39,21 @@ class CategoricalStream(Stream):
         largest, top = logits.max(-1, keepdim=True)  # a third faster than argmax on a processor
         logits = logits - largest
         rest = log_rest(logits, top)
-        energy = -(largest + rest)[..., 0].sum(0)
+        energy = (largest + rest).sum(0)
         if self.likelihood.tempers:
             logits = self.likelihood.tempered(logits, part)
             rest = log_rest(logits, top)
         log_probs = logits - rest
         probs = log_probs.exp()
         log_sum = log_probs.logsumexp(0)
-        entropies = 0.0 - (probs * log_probs.clamp_min(LEAST)).sum((0, -1))
-        squares = (probs**2).sum((0, -1))
+        entropies = (probs * log_probs.clamp_min(LEAST)).sum((0, -1)).abs()  # ln p is never above zero
+        squares = probs.square().sum((0, -1))
         winners = top[..., 0].movedim(0, -1)
         votes = torch.zeros_like(log_sum).scatter_add_(-1, winners, torch.ones_like(winners, dtype=log_sum.dtype))
         logits = logits - logits.mean(-1, keepdim=True)
         number = outputs.shape[0]
         mean = logits.mean(0)
-        spread = ((logits - mean) ** 2).sum(0)
+        spread = (logits - mean).square().sum(0)
         if self.samples is not None:
             self.samples.append(probs)
         if self.pooled is not None:
@@ -74,7 +74,7 @@ class CategoricalStream(Stream):
             step = mean - self.mean
             total = self.count + number
             self.mean = self.mean + step * (number / total)
-            self.spread = self.spread + spread + step**2 * (self.count * number / total)
+            self.spread = self.spread + spread + step.square() * (self.count * number / total)
         self.count += number
 
     def result(self) -> ClassificationPrediction:
@@ -90,12 +90,12 @@ class CategoricalStream(Stream):
             aleatoric=aleatoric,
             epistemic=(total - aleatoric).clamp_min(0),
             variation_ratio=1 - self.votes.amax(-1) / count,
-            model_variance=(self.squares / count - (probs**2).sum(-1)).clamp_min(0),
+            model_variance=(self.squares / count - probs.square().sum(-1)).clamp_min(0),
             logits_mean=self.mean,
             logits_variance=self.spread / count,
             view_epistemic=(total - self._within()).clamp_min(0) if len(sums) > 1 else None,
             samples=None if self.samples is None else torch.cat(self.samples),
-            energy=self.energy / count,
+            energy=self.energy[..., 0] / -count,
         )
         if self.pooled is None:
             return made

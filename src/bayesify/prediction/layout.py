@@ -25,8 +25,8 @@ __all__ = ["Layout", "layout_of", "rows_per_pass"]
 CPU_ELEMENTS = 2**20
 DEVICE_ELEMENTS = 2**26
 LEAST_ROWS = 8
-# How many weights are put side by side in one pass, at most.
-STACKED = 2**23
+# How many weights are put side by side in one pass, at most: as many as are kept for the next prediction.
+STACKED = 2**24
 # Of a draw, beyond which convolutions with one weight are as fast as one with groups.
 FEW_ROWS = 4
 
@@ -70,8 +70,8 @@ class Layout:
 
 
 def rows_per_pass(posterior: Posterior, trace: Trace, rows: int) -> int:
-    """Return how many of some examples one pass should have; all of them where nothing is known."""
-    if trace.failure is not None:
+    """Return how many of some examples one pass should have; all of them where nothing is known, or if they are few."""
+    if trace.failure is not None or rows <= LEAST_ROWS:
         return max(1, rows)
     widest: int = trace.conclude("widest", lambda: trace.widest()[0])
     return max(LEAST_ROWS, _budget(posterior) // widest)
@@ -93,8 +93,8 @@ def layout_of(posterior: Posterior, inputs: Any, keys: Sequence[Key], trace: Tra
     trace = trace or posterior.trace(inputs)
     several = len(keys) > 1
     # A batch norm that learns has statistics of one draw's rows. A bank that was empty has samples later.
-    modules = all_modules(posterior.network)
-    learning = any(m.training for m in modules) and any(m.training for m in batch_norms(posterior.network).values())
+    training = any(m.training for m in all_modules(posterior.network))
+    learning = training and any(m.training for m in batch_norms(posterior.network).values())
     key = ("layout", posterior.law.functions, several, learning)
     if key in trace.memo:
         known: Layout = trace.memo[key]

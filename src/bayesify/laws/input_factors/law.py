@@ -173,7 +173,7 @@ class InputFactorLaw(Law):
         number = self.num_components
         parts = [(key.path[0] if key.path else key.index) % number for key in keys]
         means, which = self.component_means, torch.tensor(parts, device=self.component_means.device)
-        return means[which] + self.component_stds[which] * noise.to(means.dtype)
+        return means.index_select(0, which) + self.component_stds.index_select(0, which) * noise.to(means.dtype)
 
     def folded(self, factors: Tensor) -> dict[str, Tensor]:
         """Return the weights W = U diag(z) for factors (N,), by name."""

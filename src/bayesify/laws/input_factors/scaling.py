@@ -88,7 +88,12 @@ class DrawnFactors(Factors):
         if batch != BatchDim(None):
             draws = len(self.p.keys)
             dim, copies = self.p.find_batch(x, layer.name, draws, batch)
-            x = x if copies == draws else torch.cat([x] * draws, dim)
+            if copies != draws:  # one row is repeated by the product itself
+                x = (
+                    torch.cat([x] * draws, dim)
+                    if x.shape[dim] > 1
+                    else x.expand(*x.shape[:dim], draws, *x.shape[dim + 1 :])
+                )
         self.p.folded = True
         return super().scale(x, factors, layer, batch)
 
