@@ -118,8 +118,9 @@ class Noise:
             return torch.stack([_keyed(key, site, shape, distribution, like) for key in keys])
         kind = (tuple(shape), distribution, like.dtype, like.device)
         together = (tuple(keys), kind)
-        if self._joined.get(site, (None,))[0] == together:
-            return self._joined[site][1]
+        known = self._joined.get(site)
+        if known is not None and known[0] == together:
+            return known[1]
         rows: list[Tensor] = []
         for (seed, number), group in groupby(keys, key=lambda key: (key.seed, key.index // block)):
             wanted = (Key(seed, number), kind)

@@ -187,7 +187,7 @@ def _linear(layer: nn.Linear, x: Tensor, visit: _Visit) -> Tensor:
     elif not isinstance(weight, Tensor) and weight[0].numel() >= LARGE:
         parts = flat.expand(visit.draws, -1, -1)
         if flat.shape[1] == 1:
-            y = torch.stack([one.mv(part) for part, one in zip(parts[:, 0], weight, strict=True)])[:, None]
+            y = torch.stack([one @ part for part, one in zip(parts[:, 0], weight, strict=True)])[:, None]
         else:
             y = torch.stack([functional.linear(part, one) for part, one in zip(parts, weight, strict=True)])
         y = y if bias is None else y + bias[:, None].to(y.dtype)
