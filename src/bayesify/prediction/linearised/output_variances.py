@@ -31,7 +31,7 @@ STEPS = 10  # of power iteration; any direction will do, and the widest is the b
 
 
 def all_variances(found: LinearisedPass, likelihood: Likelihood) -> Tensor:
-    """Return the variance of every output, by one backward pass each; of logits, after centring over classes.
+    """Return the variance of every output, by a backward pass for a few at a time; of logits, centred over classes.
 
     Softmax does not see a shift of all logits, so that the variance of centred logits is what counts, and it depends on
     covariances that single logits' variances do not show. It is returned as that of independent logits.
