@@ -156,7 +156,8 @@ class Ledger:
 
     def add(self, squares: Tensor) -> None:
         """Add what a part causes, (B,)."""
-        self.total[self.turn] += squares
+        total = self.total if self.number == 1 else self.total[self.turn]  # a program for others has no views
+        total += squares
 
     def add_all(self, squares: Tensor) -> None:
         """Add what a part causes in each of the functions, (N, B)."""
