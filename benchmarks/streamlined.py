@@ -48,6 +48,7 @@ HOW: dict[str, Predictor] = {
     "margin": Streamlined(engine="margin"),
     "linearised": Linearised(),
     "linearised-sketch": Linearised(sketch=1),
+    "linearised-sketch-4": Linearised(sketch=4),
     "per-head": Streamlined(covariance="per-head"),  # for attention alone
 }
 

@@ -8,6 +8,7 @@ from torch.testing import assert_close
 from bayesify.layers import (
     AffineGradients,
     Convolution,
+    ConvolutionGradients,
     EmbeddingGradients,
     LinearGradients,
     _gradients,
@@ -150,7 +151,7 @@ def test_what_is_no_norm_is_not_normalised():
         ((2, 1, 3), (1, 1, 2), (0, 1, 1), (1, 1, 1), 1),
     ],
 )
-def test_few_channels_are_copied(kernel, stride, padding, dilation, groups):
+def test_few_channels_are_copied(kernel, stride, padding, dilation, groups, monkeypatch):
     """The gradient of each example's kernel by copies of what it meets is that of a convolution with groups."""
     operation = Convolution(stride, padding, dilation, False, (0,) * len(kernel), groups)
     torch.manual_seed(0)
@@ -162,3 +163,9 @@ def test_few_channels_are_copied(kernel, stride, padding, dilation, groups):
     expected = operation.each_backward(grad, x, weight.expand(3, *weight.shape), need_x=False)[1]
     torch.testing.assert_close(operation.each_by_copies(grad, x, weight.shape), expected)
     torch.testing.assert_close(operation.each_gradient(grad, x, weight), expected)
+    grads = torch.randn(5, *grad.shape).double()
+    found, variance = ConvolutionGradients(x, grad, operation, weight), torch.rand_like(weight)
+    squares = [operation.each_by_copies(one, x, weight.shape).square().flatten(1) @ variance.flatten() for one in grads]
+    for size in (1, 2**20):  # examples one by one, and together
+        monkeypatch.setattr(_gradients, "CHUNK", size)
+        torch.testing.assert_close(found.all_weighted_squares(grads, variance), torch.stack(squares))

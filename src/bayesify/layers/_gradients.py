@@ -199,6 +199,23 @@ class ConvolutionGradients(ExampleGradients):
         """Sum over positions."""
         return _summed(self.grad, 0)
 
+    def all_weighted_squares(self, grads: Tensor, variance: Tensor) -> Tensor:
+        """Return sum_p v_p G_nbp^2, (N, B), for several gradients (N, B, 1, O, ...) of the output.
+
+        The input is copied for all of them at once, and each example has one product (N O, T) (T, C kernel). For one
+        map for each example, and a convolution that is neither transposed nor turned.
+        """
+        groups, shape, sizes = self.operation.groups, self.kernel.shape, grads.shape[4:]
+        number, weights, found = len(grads), variance.reshape(groups, -1), []
+        step = max(1, CHUNK // max(number * shape.numel(), sizes.numel() * (number * shape[0] + shape[1:].numel())))
+        for x, flow in zip(torch.split(self.x, step), torch.split(grads, step, 1), strict=True):
+            met = self.operation.copies(x, shape, sizes)
+            rows = flow.transpose(0, 1).reshape(len(x), number, groups, -1, sizes.numel()).transpose(1, 2)
+            gradients = rows.flatten(2, 3) @ met.mT
+            squares = gradients.square_().view(len(x), groups, number, -1)
+            found.append(torch.einsum("bgnp,gp->nb", squares, weights))
+        return torch.cat(found, 1)
+
 
 @dataclass(frozen=True)
 class AffineGradients(ExampleGradients):
@@ -221,10 +238,13 @@ class AffineGradients(ExampleGradients):
 
     def weight(self) -> Tensor:
         """Return sum_t g_t (x_t - m) r."""
-        products = _summed(self.grad * self.x, self.features)
+        return self.centred(_summed(self.grad * self.x, self.features), self.bias)
+
+    def centred(self, products: Tensor, sums: Tensor) -> Tensor:
+        """Return sum_t g_t (x_t - m) r from sum_t g_t x_t and sum_t g_t."""
         if self.centre is None or self.factor is None:
             return products
-        return (products - self.centre * self.bias) * self.factor
+        return (products - self.centre * sums) * self.factor
 
     @cached_property
     def bias(self) -> Tensor:

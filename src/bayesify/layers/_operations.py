@@ -164,19 +164,22 @@ class Convolution(Operation):
 
         For one map for each example, (B, 1, C, ...), and a convolution that is not transposed.
         """
-        rows, dims = x.shape[0], len(self.stride)
+        met, rows = self.copies(x, shape, grad.shape[3:]), x.shape[0]
+        flow = grad[:, 0].reshape(rows, self.groups, shape[0] // self.groups, -1)
+        return (met @ flow.mT).mT.reshape(rows, *shape)
+
+    def copies(self, x: Tensor, shape: torch.Size, sizes: torch.Size) -> Tensor:
+        """Return what each offset of a kernel meets in (B, 1, C, ...): (B, groups, C kernel, T), T of the output."""
         pads = [size for pad in reversed(self.padding) for size in (pad, pad)]
         wide = (functional.pad(x[:, 0], pads) if any(pads) else x[:, 0]).contiguous()
         steps = wide.stride()[2:]
-        sizes = (*wide.shape[:2], *shape[2:], *grad.shape[3:])
         strides = (
             *wide.stride()[:2],
             *(step * self.dilation[i] for i, step in enumerate(steps)),
             *(step * self.stride[i] for i, step in enumerate(steps)),
         )
-        met = wide.as_strided(sizes, strides).reshape(rows, self.groups, math.prod(shape[1:]), -1)
-        flow = grad[:, 0].flatten(-dims).reshape(rows, self.groups, shape[0] // self.groups, -1)
-        return (met @ flow.mT).mT.reshape(rows, *shape)
+        met = wide.as_strided((*wide.shape[:2], *shape[2:], *sizes), strides)
+        return met.reshape(x.shape[0], self.groups, math.prod(shape[1:]), -1)
 
     # torch's own backward operation is not in ONNX, and a group for each example would fix the size of a batch there: a
     # pass that is traced has operations that every runtime has.

@@ -25,6 +25,7 @@ SMALLEST = 1e-30
 # Exponentials that single precision cannot hold take a processor twenty times as long as others.
 LOWEST = -80.0
 FEW_CLASSES = 32
+BIT = math.log(2)  # nats
 Array = npt.NDArray[np.float64]
 
 
@@ -131,14 +132,15 @@ def _average(mean: Tensor, root: Tensor, turn: Tensor | None, z: Tensor, shares:
     probs, votes, powers = torch.zeros_like(mean), torch.zeros_like(mean), torch.zeros_like(mean)
     entropy, squares = torch.zeros_like(mean[:, 0]), torch.zeros_like(mean[:, 0])
     together = max(1, TOGETHER // classes)
+    centre, width = mean / BIT, root / BIT  # logits in bits: 2^l takes half the time of e^l
     for part, share in zip(torch.split(z, together, -1), torch.split(shares, together), strict=True):
-        logits = _moved(mean, root, turn, part)
+        logits = _moved(centre, width, turn, part)
         # From the largest one on; for an average of logarithms a difference of 1e4 is nothing, in any precision.
-        logits.sub_(logits.amax(1, keepdim=True)).clamp_min_(LOWEST if exponent else -1e4)
-        each = logits.exp() if exponent else logits.clamp_min(LOWEST).exp_()
-        below = logits.clone() if exponent != 1 else None
+        logits.sub_(logits.amax(1, keepdim=True)).clamp_min_((LOWEST if exponent else -1e4) / BIT)
+        each = logits.exp2() if exponent else logits.clamp_min(LOWEST / BIT).exp2_()
+        below = logits * BIT if exponent != 1 else None
         # In two buffers: a third costs as much as half of all this, and a comparison that has to become numbers more.
-        surprise = logits.mul_(each).sum(1)
+        surprise = logits.mul_(each).sum(1).mul_(BIT)
         top = logits.copy_(each).floor_()
         votes = votes + _along(top, share)
         # Without the largest: 1 + 1e-9 is 1, and what a confident prediction is unsure of would be lost.

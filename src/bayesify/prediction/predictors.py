@@ -265,7 +265,7 @@ class Streamlined(_WithoutDraws):
 
 @dataclass(frozen=True, repr=False)
 class Linearised(_WithoutDraws):
-    """The exact variance of every output to first order in what is random, by one backward pass each.
+    """The exact variance of every output to first order in what is random, by one backward pass each, ten at a time.
 
     Attributes:
         sketch: 0 is exact; R > 0 lets R random vectors, beside each example's own, stand for the input channels of

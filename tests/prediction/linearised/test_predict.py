@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from bayesify import ABNN, SWAG, DeepEnsemble, Gaussian, MCDropout, convert, predict
+from bayesify.prediction.linearised import LinearisedPass
 from bayesify.prediction.outputs import OutputMoments, independent_variances, prediction_of
 from tests.laws.networks import mlp, spread
 from tests.prediction.linearised.networks import NETWORKS, UNet, exact_covariance, gaussian, randn
@@ -31,6 +32,20 @@ def test_centred_logits(chunk_size):
     assert prediction.predictor.startswith("linearised")
     half = predict(posterior, X, how="linearised", variance_scale=0.5)
     torch.testing.assert_close(half.logits_variance, centred(covariance) / 2, **EXACT)
+
+
+def test_many_outputs_go_back_a_few_at_a_time(monkeypatch):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(9, 23))
+    posterior = gaussian(network)
+    _, covariance = exact_covariance(posterior, X)
+    asked, variances = [], LinearisedPass.variances
+    monkeypatch.setattr(
+        LinearisedPass, "variances", lambda self, c, **options: asked.append(len(c)) or variances(self, c, **options)
+    )
+    prediction = predict(posterior, X, how="linearised")
+    torch.testing.assert_close(prediction.logits_variance, centred(covariance), **EXACT)
+    assert asked == [8, 8, 7]
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10])

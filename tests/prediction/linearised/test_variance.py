@@ -15,10 +15,10 @@ from tests.prediction.linearised.networks import NETWORKS, exact_covariance, gau
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
 
 
-def linearised(posterior, inputs, component=0):
+def linearised(posterior, inputs, component=0, **options):
     found = posterior.components()[component]
     with torch.no_grad():
-        return LinearisedPass(posterior, found, make_plan(posterior, found, inputs), inputs)
+        return LinearisedPass(posterior, found, make_plan(posterior, found, inputs), inputs, **options)
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +38,51 @@ def test_equals_the_jacobian(name):
         cotangent = randn(*outputs.shape)
         expected = torch.einsum("bi,bij,bj->b", cotangent, covariance, cotangent)
         torch.testing.assert_close(found.variance(cotangent), expected, **EXACT)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of the reference's vmap
+@pytest.mark.parametrize("signs", [0, 1])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_several_functions_in_one_pass(name, signs):
+    make, inputs = NETWORKS[name]
+    posterior = gaussian(make())
+    outputs, covariance = exact_covariance(posterior, inputs)
+    found = linearised(posterior, inputs, signs=signs, several=True)
+    for _ in range(2):  # once more with what was kept
+        cotangents = randn(3, *outputs.shape)
+        expected = torch.einsum("nbi,bij,nbj->nb", cotangents, covariance, cotangents)
+        apart = torch.stack([found.variance(cotangent) for cotangent in cotangents])
+        torch.testing.assert_close(found.variances(cotangents), apart, **EXACT)
+        assert signs or torch.allclose(apart, expected, **EXACT)
+    assert not found.plan.apart
+
+
+class Alone(torch.autograd.Function):
+    """Twice the input, without a rule for several gradients."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        assert float(grad.sum()) < float("inf")  # which asks for one number
+        return 2 * grad
+
+
+class Doubled(nn.Sequential):
+    def forward(self, x):
+        return Alone.apply(super().forward(x))
+
+
+def test_a_network_that_takes_one_gradient_at_a_time():
+    posterior, x = gaussian(Doubled(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))), randn(5, 3)
+    found = linearised(posterior, x, several=True)
+    cotangents = randn(2, 5, 2)
+    together = found.variances(cotangents, last=True)
+    assert found.plan.apart
+    found = linearised(posterior, x)
+    torch.testing.assert_close(together, torch.stack([found.variance(one) for one in cotangents]), **EXACT)
 
 
 @pytest.mark.parametrize(("name", "looped"), [("odd", {"weight"}), ("twice", set()), ("transformer", set())])
@@ -172,3 +217,6 @@ def test_pairs_of_few_positions(options, monkeypatch):
         cotangent = randn(3, 3)
         expected = torch.einsum("bi,bij,bj->b", cotangent, covariance, cotangent)
         torch.testing.assert_close(found.variance(cotangent), expected, **EXACT)
+    cotangents = randn(4, 3, 3)
+    expected = torch.einsum("nbi,bij,nbj->nb", cotangents, covariance, cotangents)
+    torch.testing.assert_close(found.variances(cotangents), expected, **EXACT)

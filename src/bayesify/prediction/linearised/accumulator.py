@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,11 +79,12 @@ class Ledger:
         self.calls: list[tuple[torch.Size, tuple[str, ...]]] = []
         self.clear(like)
 
-    def clear(self, like: Tensor) -> None:
-        """Begin a new backward pass, whose result has the type of a tensor."""
-        self.total = torch.zeros(self.rows, dtype=like.dtype, device=like.device)
-        self.along: Tensor | None = None  # (B, K)
-        self.gradients: dict[Part, tuple[Tensor, Tensor]] = {}
+    def clear(self, like: Tensor, number: int = 1) -> None:
+        """Begin a new backward pass of so many functions together, whose result has the type of a tensor."""
+        self.number, self.turn = number, 0
+        self.total = torch.zeros(number, self.rows, dtype=like.dtype, device=like.device)
+        self.along: dict[int, Tensor] = {}  # (B, K), by turn
+        self.gradients: dict[tuple[int, Part], tuple[Tensor, Tensor]] = {}
 
     # -- forward ------------------------------------------------------------------------------------------------
 
@@ -147,29 +148,50 @@ class Ledger:
         """Whether a part is used in one place alone."""
         return self.uses[part] == 1
 
+    def turns(self) -> Iterator[int]:
+        """Let what is added be of one function after the other."""
+        for turn in range(self.number):
+            self.turn = turn
+            yield turn
+
     def add(self, squares: Tensor) -> None:
         """Add what a part causes, (B,)."""
+        total = self.total if self.number == 1 else self.total[self.turn]  # a program for others has no views
+        total += squares
+
+    def add_all(self, squares: Tensor) -> None:
+        """Add what a part causes in each of the functions, (N, B)."""
         self.total += squares
 
     def add_along(self, products: Tensor) -> None:
         """Add a part's derivatives along the shared directions, (B, K)."""
-        self.along = products if self.along is None else self.along + products
+        known = self.along.get(self.turn)
+        self.along[self.turn] = products if known is None else known + products
 
     def add_gradient(self, part: Part, gradient: Tensor, variance: Tensor) -> None:
         """Add the derivative by a part in one of its places, (B, *part)."""
         if self.once(part):
             self._square(part, gradient.clone(), variance)
-        elif part in self.gradients:
-            self.gradients[part][0].add_(gradient)
+        elif (self.turn, part) in self.gradients:
+            self.gradients[self.turn, part][0].add_(gradient)
         else:
-            self.gradients[part] = (gradient.clone(), variance)
+            self.gradients[self.turn, part] = (gradient.clone(), variance)
+
+    def add_gradients(self, part: Part, gradients: Tensor, variance: Tensor) -> None:
+        """Add the derivatives of each of the functions, (N, B, *part)."""
+        if self.once(part) and part[0] not in self.columns:
+            self.add_all(gradients.flatten(2).square() @ variance.reshape(-1))
+            return
+        for turn in self.turns():
+            self.add_gradient(part, gradients[turn], variance)
 
     def settle(self) -> tuple[Tensor, Tensor | None]:
-        """Square what was kept, and return the sum, and the derivatives along shared directions."""
-        for part, (gradient, variance) in self.gradients.items():
+        """Square what was kept, and return the sums (N, B), and the derivatives along shared directions (N, B, K)."""
+        for (turn, part), (gradient, variance) in self.gradients.items():
+            self.turn = turn
             self._square(part, gradient, variance)
         self.gradients = {}
-        return self.total, self.along
+        return self.total, torch.stack([self.along[turn] for turn in self.turns()]) if self.along else None
 
     def _square(self, part: Part, gradient: Tensor, variance: Tensor) -> None:
         columns = self.columns_of(part)

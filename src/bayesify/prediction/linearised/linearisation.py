@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from bayesify._core.trees import batch_rows, call, repeat_rows, slice_rows
 from bayesify.laws import BatchDim, Component, NoisySite, Posterior
 from bayesify.laws.recomputation import gradients_required, refuse
 from bayesify.laws.trace import grown
+from bayesify.layers import is_traced
 from bayesify.prediction.linearised import norm_rules  # noqa: F401  registers its rules
 from bayesify.prediction.linearised.accumulator import Batch, Factors, Ledger, Part
 from bayesify.prediction.linearised.rules import NoiseCall, run
@@ -37,6 +39,7 @@ class Plan:
         factors: What the variances of matrices are a product of, as passes find it out.
         sketches: What stands for layers' input channels, likewise.
         sites: The modules at which randomness enters.
+        apart: Why a backward pass is for one function of the outputs alone, if a pass has found that it is.
     """
 
     batches: list[Batch] = field(default_factory=list)
@@ -45,6 +48,7 @@ class Plan:
     factors: dict[Part, Factors] = field(default_factory=dict)
     sketches: dict[tuple[Part, int], Sketch] = field(default_factory=dict)
     sites: frozenset[nn.Module] = frozenset()
+    apart: list[str] = field(default_factory=list)
 
 
 def make_plan(posterior: Posterior, component: Component, inputs: Any) -> Plan:
@@ -146,19 +150,44 @@ class LinearisedPass:
 
     def variance(self, cotangent: Tensor, *, last: bool = False) -> Tensor:
         """Return Var[sum_k cotangent_bk out_bk], (B,); `last` frees the pass."""
-        self.ledger.clear(cotangent)
-        if self._outputs.requires_grad:
-            anchor = self.ledger.anchor
+        return self.variances(cotangent[None], last=last)[0]
+
+    def variances(self, cotangents: Tensor, *, last: bool = False) -> Tensor:
+        """Return Var[sum_k cotangent_nbk out_bk], (N, B), by one backward pass for all n, where the network can.
+
+        It can unless an operation of it has no derivative for several gradients at a time (`torch.vmap`).
+        """
+        if len(cotangents) > 1 and not self.plan.apart and not is_traced(self.outputs):
             try:
-                torch.autograd.grad(self._outputs, anchor, cotangent, retain_graph=not last, allow_unused=True)
+                return self._together(cotangents, last=False)
+            except RuntimeError as error:
+                self.plan.apart.append(str(error))
+        end = len(cotangents) - 1
+        return torch.cat([self._together(one[None], last=last and n == end) for n, one in enumerate(cotangents)])
+
+    def _together(self, cotangents: Tensor, *, last: bool) -> Tensor:
+        def back(cotangent: Tensor) -> Tensor:
+            anchor = self.ledger.anchor
+            torch.autograd.grad(self._outputs, anchor, cotangent, retain_graph=not last, allow_unused=True)
+            return cotangent
+
+        self.ledger.clear(cotangents, len(cotangents))
+        if self._outputs.requires_grad:
+            try:
+                if len(cotangents) == 1:
+                    back(cotangents[0])
+                else:
+                    with warnings.catch_warnings():
+                        warnings.filterwarnings("ignore", "There is a performance drop")  # to what a loop takes
+                        torch.vmap(back)(cotangents)
             except CheckpointError:
                 refuse("A layer", "where its random weights or noise are no longer in place")
         total, along = self.ledger.settle()
         if self.plan.looped:
-            more, products = self._looped(cotangent)
+            more, products = (torch.stack(one) for one in zip(*map(self._looped, cotangents), strict=True))
             total = total + more
             along = products if along is None else along + products
-        return total if along is None else total + along.square().sum(1)
+        return total if along is None else total + along.square().sum(-1)
 
     def _looped(self, cotangent: Tensor) -> tuple[Tensor, Tensor]:
         """Take the derivatives by tensors that are used in a way without a formula, one example after the other.

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -25,11 +26,12 @@ RIVALS = 0.05
 TEN = 10  # classes, for which r and the one direction were chosen
 WIDER = 1.1
 FEWEST = 0.05  # of a class's variance is kept
+TOGETHER = 10  # functions of the outputs at most share a backward pass
 STEPS = 10  # of power iteration; any direction will do, and the widest is the best
 
 
 def all_variances(found: LinearisedPass, likelihood: Likelihood) -> Tensor:
-    """Return the variance of every output, by one backward pass each; of logits, after centring over classes.
+    """Return the variance of every output, by a backward pass for a few at a time; of logits, centred over classes.
 
     Softmax does not see a shift of all logits, so that the variance of centred logits is what counts, and it depends on
     covariances that single logits' variances do not show. It is returned as that of independent logits.
@@ -37,13 +39,14 @@ def all_variances(found: LinearisedPass, likelihood: Likelihood) -> Tensor:
     outputs = found.outputs
     classes = likelihood.softmax_dim(outputs.ndim)
     event = outputs.shape[1:]
-    # One function at a time: all of them together would be as many numbers as there are outputs, squared.
+    # A few functions at a time: all of them together would be as many numbers as there are outputs, squared.
     columns = _basis(event, None if classes is None else classes % outputs.ndim - 1, outputs)
-    values = [
-        found.variance(column.expand_as(outputs), last=index == event.numel() - 1)
-        for index, column in enumerate(columns)
-    ]
-    variance = torch.stack(values, -1).view(outputs.shape[0], *event)
+    values, left = [], event.numel()
+    while left:
+        some = torch.stack(list(islice(columns, math.ceil(left / math.ceil(left / TOGETHER)))))
+        left -= len(some)
+        values.append(found.variances(some[:, None].expand(-1, *outputs.shape), last=not left))
+    variance = torch.cat(values).mT.reshape(outputs.shape)
     if classes is None:
         return variance
     return independent_variances(variance.movedim(classes, -1)).movedim(-1, classes)

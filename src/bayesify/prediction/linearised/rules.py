@@ -20,8 +20,6 @@ from bayesify.laws.gaussian.site import Arrangement
 from bayesify.laws.kronecker import Rotated
 from bayesify.layers import (
     AffineGradients,
-    Convolution,
-    ConvolutionGradients,
     EmbeddingGradients,
     ExampleGradients,
     Factors,
@@ -31,7 +29,7 @@ from bayesify.layers import (
 from bayesify.prediction.linearised.accumulator import Ledger, Part
 from bayesify.prediction.linearised.sketch import Sketch
 
-__all__ = ["AffineCall", "Call", "ConvolutionCall", "EmbeddingCall", "ExpandCall", "LinearCall", "NoiseCall", "run"]
+__all__ = ["AffineCall", "Call", "EmbeddingCall", "ExpandCall", "LayerCall", "LinearCall", "NoiseCall", "Random", "run"]
 
 
 @dataclass(frozen=True)
@@ -66,6 +64,17 @@ class Call(ABC):
     def account(self, grad: Tensor, x: Tensor) -> None:
         """Add what the random tensors cause."""
 
+    # -- of several functions of the outputs, the first dimension of their gradients --
+
+    def of_inputs(self, grads: Tensor, x: Tensor) -> Tensor:
+        """Return the gradients of the input."""
+        return self.of_input(grads, x)
+
+    def account_all(self, grads: Tensor, x: Tensor) -> None:
+        """Add what the random tensors cause in each function."""
+        for turn in self.ledger.turns():
+            self.account(grads[turn], x)
+
 
 def run(call: Call, x: Tensor) -> Tensor:
     """Run an operation so that its backward pass accounts for its random tensors."""
@@ -85,9 +94,32 @@ class _Run(Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, None]:
         (x,) = ctx.saved_tensors
-        ctx.call.account(grad, x)
-        of_x = ctx.call.of_input(grad, x) if ctx.needs_input_grad[0] else None
+        call, needed = ctx.call, ctx.needs_input_grad[0]
+        if call.ledger.number > 1:
+            of_x = _Several.apply(grad, x, call, needed)  # type: ignore[no-untyped-call]
+        else:
+            call.account(grad, x)
+            of_x = call.of_input(grad, x) if needed else None
         return of_x, grad.new_zeros(()), None
+
+
+class _Several(Function):
+    """The backward pass of a call for several functions of the outputs, which `torch.vmap` hides but here."""
+
+    @staticmethod
+    def forward(grad: Tensor, x: Tensor, call: Call, needed: bool) -> Tensor | None:
+        raise NotImplementedError("This backward pass is for several functions of the outputs at a time.")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        del ctx, inputs, output
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, grad: Tensor, x: Tensor, call: Call, needed: bool) -> tuple[Tensor | None, Any]:
+        dim = in_dims[0]
+        grads = grad.expand(info.batch_size, *grad.shape) if dim is None else grad.movedim(dim, 0)
+        call.account_all(grads, x)
+        return (call.of_inputs(grads, x), 0) if needed else (None, None)
 
 
 class LayerCall(Call):
@@ -168,68 +200,6 @@ class LinearCall(LayerCall):
 
 
 @dataclass
-class ConvolutionCall(LayerCall):
-    """A convolution."""
-
-    ledger: Ledger
-    rows: Arrangement
-    operation: Convolution
-    weight: Tensor
-    bias: Tensor | None
-    random_weight: Random | None
-    random_bias: Random | None
-    kept: dict[str, Tensor] = field(default_factory=dict)
-
-    def output(self, x: Tensor) -> Tensor:
-        """Return the convolution."""
-        o = self.operation
-        return torch.convolution(
-            x, self.weight, self.bias, o.stride, o.padding, o.dilation, o.transposed, o.output_padding, o.groups
-        )
-
-    def of_input(self, grad: Tensor, x: Tensor) -> Tensor:
-        """Return the gradient of the input."""
-        return self.operation.input_gradient(grad, x, self.weight)
-
-    def gradients(self, x: Tensor, grad: Tensor) -> ExampleGradients:
-        """Return each example's own convolution of its input with its gradient."""
-        rotated = None if self.random_weight is None else self.random_weight.rotated
-        turn = None if rotated is None else rotated.turned
-        return ConvolutionGradients(x, grad, self.operation, self.weight, turn)
-
-    def squares(self, found: ExampleGradients, random: Random) -> Tensor:
-        """Return the weighted squares, from a few mixtures of channels where that is asked for."""
-        if (factors := self._factors(found, random)) is not None:
-            return self._by_positions(found, *factors)
-        channels, positions = found.x.shape[2] // self.operation.groups, found.x.shape[3:].numel()
-        if random.rotated is not None or not Sketch.pays(channels, positions, self.ledger.signs):
-            return super().squares(found, random)
-        return self.ledger.sketch_of(random.part, random.variance, self.operation).squares(found, self.kept)
-
-    def _factors(self, found: ExampleGradients, random: Random) -> Factors:
-        """Return r and c of variances r c', where pairs of positions are few and several backward passes share them."""
-        o, kernel = self.operation, self.weight.shape[2:]
-        plain = len(kernel) == 2 and o.groups == 1 and not o.transposed and found.x.shape[1] == 1
-        if not self.ledger.several or not plain or random.rotated is not None:
-            return None
-        if 4 * found.grad.shape[3:].numel() > random.variance[0].numel():
-            return None
-        return self.ledger.factors_of(random.part, random.variance.flatten(1))
-
-    def _by_positions(self, found: ExampleGradients, row: Tensor, column: Tensor) -> Tensor:
-        """Return sum_ij r_i c_j (sum_t g_ti x_tj)^2 as sum_tt' (g_t . r g_t') (x_t . c x_t').
-
-        x_t is what the kernel meets at position t, so that the second factor is the same for all backward passes.
-        """
-        if "met" not in self.kept:
-            o, kernel = self.operation, tuple(self.weight.shape[2:])
-            patches = functional.unfold(found.x[:, 0], kernel, o.dilation, o.padding, o.stride)
-            self.kept["met"] = (patches * column[:, None]).mT @ patches
-        grad = found.grad[:, 0].flatten(2)
-        return ((grad * row[:, None]).mT @ grad).mul_(self.kept["met"]).sum((1, 2))
-
-
-@dataclass
 class AffineCall(LayerCall):
     """y = a (x - m) r + c along some dimensions, as the end of a normalisation.
 
@@ -276,7 +246,19 @@ class AffineCall(LayerCall):
         slope = self._slope(x)
         return grad if slope is None else grad * slope
 
-    def gradients(self, x: Tensor, grad: Tensor) -> ExampleGradients:
+    def account_all(self, grads: Tensor, x: Tensor) -> None:
+        """Add what scale and shift cause in each function; channels of maps are summed up for all of them at once."""
+        if self.dims != (1,) or self.rows.dim != 0 or self.rows.rows != len(x) or x.ndim < 3:
+            super().account_all(grads, x)
+            return
+        sums, found = grads.flatten(3).sum(3), self.gradients(x[:, None], grads[0, :, None])
+        if self.random_bias is not None:
+            self.ledger.add_gradients(self.random_bias.part, sums, self.random_bias.variance)
+        if self.random_weight is not None:
+            products = found.centred((grads * x).flatten(3).sum(3), sums)
+            self.ledger.add_gradients(self.random_weight.part, products, self.random_weight.variance)
+
+    def gradients(self, x: Tensor, grad: Tensor) -> AffineGradients:
         """Return sum_t g_t (x_t - m) r."""
         return AffineGradients(x, grad, 0 if self.dims == (1,) else len(self.dims), self.centre, self.factor)
 

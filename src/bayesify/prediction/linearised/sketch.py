@@ -86,13 +86,17 @@ class Sketch:
             found: The gradients of a call.
             kept: What depends on the call's inputs alone: the same dictionary for all its gradients.
         """
-        maps = isinstance(found, ConvolutionGradients)
-        if "mixed" not in kept:
-            kept["mixed"] = self._of_maps(found.x) if maps else self._of_rows(found.x)
-        narrow: ExampleGradients = LinearGradients(kept["mixed"], found.grad)
         if isinstance(found, ConvolutionGradients):
-            narrow = replace(found, x=kept["mixed"], kernel=self.variance)
-        return narrow.weighted_squares(self.variance)
+            return self.narrow(found, kept).weighted_squares(self.variance)
+        if "mixed" not in kept:
+            kept["mixed"] = self._of_rows(found.x)
+        return LinearGradients(kept["mixed"], found.grad).weighted_squares(self.variance)
+
+    def narrow(self, found: ConvolutionGradients, kept: dict[str, Tensor]) -> ConvolutionGradients:
+        """Return the gradients in the weight of the few channels that stand for all."""
+        if "mixed" not in kept:
+            kept["mixed"] = self._of_maps(found.x)
+        return replace(found, x=kept["mixed"], kernel=self.variance)
 
     def _of_rows(self, x: Tensor) -> Tensor:
         """Mix the features of (B, T, D)."""

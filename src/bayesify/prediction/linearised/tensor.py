@@ -16,9 +16,9 @@ from bayesify.laws.kronecker import Rotated
 from bayesify.layers import Convolution
 from bayesify.prediction.attention_operations import multi_head_attention
 from bayesify.prediction.linearised.accumulator import Batch, Ledger
+from bayesify.prediction.linearised.convolutions import ConvolutionCall
 from bayesify.prediction.linearised.rules import (
     AffineCall,
-    ConvolutionCall,
     EmbeddingCall,
     ExpandCall,
     LinearCall,
