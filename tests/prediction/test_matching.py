@@ -78,7 +78,8 @@ def test_members_that_are_one_have_their_noise_alone():
 
 
 def test_near_members_are_as_draws_say():
-    posterior, x = make_members(0.05, classes=4), randn(30, 2, 7, 7)
+    posterior, generator = make_members(0.05, classes=4), torch.Generator().manual_seed(0)
+    x = torch.randn(120, 2, 7, 7, dtype=torch.float64, generator=generator)
     how = Streamlined(members="matched", directions=3)
     found = check(posterior, [x], how=how, num_draws=300)
     assert 0.8 < found.variance_ratio < 1.25
