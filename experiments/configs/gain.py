@@ -70,8 +70,8 @@ def _ensembles() -> list[Config]:
 def _mixed_ensembles() -> list[Config]:
     """Return ensembles of the network and fits of different methods; draws take turns on the views.
 
-    Of two or three of the network, the restarts and BayesAdapter on four views, the first has the least validation NLL,
-    .1908, judged likewise; the network with the first and the third restart has .1920.
+    Of two or three of the network, the restarts and BayesAdapter on four views, the first has the least validation NLL
+    in five-fold cross-validation, .1908; the network with the first and the third restart has .1920 there.
     """
     adapter = Fit(CifarTraining("cutout"), TEN["BayesAdapter"])
     ensembles = {
