@@ -56,6 +56,11 @@ CHOSEN_ROWS: dict[str, str | tuple[str, str]] = {
     "the same, four views": ("gain_cifar", f"{ONE}, 8 passes, log-probabilities"),
     "the network and two restarts, mirrored": ("gain_cifar", f"{TWO}, 6 passes, log-probabilities"),
     "the same two, four views": ("gain_cifar", f"{TWO}, 12 passes, log-probabilities"),
+    "BayesAdapter, ten epochs": ("gain_methods", "BayesAdapter"),
+    "the network, a restart and BayesAdapter, four views": (
+        "gain_cifar",
+        "network + restart 3 + BayesAdapter, 12 passes, log-probabilities",
+    ),
 }
 README_ROWS = (
     "the network as it is",
@@ -63,6 +68,7 @@ README_ROWS = (
     "+ a mirrored view",
     "`choose(passes=4)`: four views",
     "the network and a restart of 12 epochs, mirrored",
+    "the network, a restart and BayesAdapter, four views",
 )
 REGRESSION = {"RMSE": ("rmse", 1, 2), "CRPS": ("crps", 1, 3), "covered %": ("coverage", 100, 0)}
 
