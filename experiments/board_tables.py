@@ -67,7 +67,6 @@ README_ROWS = (
     "+ a temperature",
     "+ a mirrored view",
     "`choose(passes=4)`: four views",
-    "the network and a restart of 12 epochs, mirrored",
     "the network, a restart and BayesAdapter, four views",
 )
 REGRESSION = {"RMSE": ("rmse", 1, 2), "CRPS": ("crps", 1, 3), "covered %": ("coverage", 100, 0)}
