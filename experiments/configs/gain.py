@@ -70,8 +70,8 @@ def _ensembles() -> list[Config]:
 def _mixed_ensembles() -> list[Config]:
     """Return ensembles of the network and fits of different methods; draws take turns on the views.
 
-    Of two or three of the network, the restarts and BayesAdapter on four views, the first has the least validation NLL
-    in five-fold cross-validation, .1908; the network with the first and the third restart has .1920 there.
+    Of pairs and threes of the network, the first and the third restart and BayesAdapter on four views, the first row's
+    have the least validation NLL in five-fold cross-validation, .1908; the network with the two restarts has .1920.
     """
     adapter = Fit(CifarTraining("cutout"), TEN["BayesAdapter"])
     ensembles = {
