@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from bayesify._core.random import Key, shuffled
+from bayesify._core.random import Key, numbered_keys, spread_keys
 from bayesify.laws.components import Component
 from bayesify.laws.law import Law, Rescaling, check_count, register_law
 from bayesify.laws.passes import Arranged, Kind, Pass, Patch, Refusal
@@ -109,14 +109,10 @@ class MemberLaw(Law):
         count, functions, laws = check_count(num_draws, self.default_draws), self.functions, self.laws
         if functions is not None:
             count = min(count, functions)
-        order = shuffled(number, seed)
-        members = sorted(order[index % number] for index in range(count))
-        each = {member: cycle(_own_keys(laws[member], members.count(member), seed)) for member in set(members)}
-        return [
-            Key(key.seed, index if key.index < 0 else key.index, (member, *key.path))
-            for index, member in enumerate(members)
-            for key in [next(each[member])]
-        ]
+        found: list[Key] = []
+        for member, group in groupby(spread_keys(count, seed, number), key=lambda key: key.path[0]):
+            found += _own_keys(laws[member], list(group))
+        return found
 
     def together(self, trace: Trace | None) -> Arranged:
         """Return how draws share a pass: of all members where they are tensors, else of one where all agree on that."""
@@ -236,11 +232,17 @@ class MemberLaw(Law):
         return f"A mixture of {len(self.parts)} members"
 
 
-def _own_keys(law: Law, count: int, seed: int) -> list[Key]:
-    """Return a member's keys; with the index -1 where they are numbered, which all members are together."""
-    found = law.keys(count, seed)
-    numbered = [key.index for key in found] == list(range(count))
-    return [Key(key.seed, -1, key.path) for key in found] if numbered else found
+def _own_keys(law: Law, keys: list[Key]) -> list[Key]:
+    """Return the keys of a member's draws, in turn where it has fewer; those that it numbers are numbered as given."""
+    seed, count, path = keys[0].seed, len(keys), keys[0].path
+    own = law.keys(count, seed)
+    if own == list(numbered_keys(count, seed)):
+        return keys
+    numbered = [key.index for key in own] == list(range(count))
+    return [
+        Key(key.seed, given.index if numbered else key.index, (*path, *key.path))
+        for given, key in zip(keys, cycle(own), strict=False)
+    ]
 
 
 def rebase(law: Law, own: Mapping[str, Tensor]) -> None:

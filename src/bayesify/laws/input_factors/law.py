@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from bayesify._core.random import Key, keyed_rows, shuffled
+from bayesify._core.random import Key, keyed_rows, spread_keys
 from bayesify.laws.components import Component
 from bayesify.laws.input_factors.kl import Divergence, divergence
 from bayesify.laws.input_factors.latents import Latent, Layer, find_layers
@@ -269,11 +269,7 @@ class InputFactorLaw(Law):
 
     def keys(self, num_draws: int | None, seed: int) -> list[Key]:
         """Spread the draws evenly over the components; which of them get one more, the seed decides."""
-        number = self.num_components
-        order = shuffled(number, seed)
-        count = check_count(num_draws, self.default_draws)
-        parts = sorted(order[index % number] for index in range(count))
-        return [Key(seed, index, (part,)) for index, part in enumerate(parts)]
+        return list(spread_keys(check_count(num_draws, self.default_draws), seed, self.num_components))
 
     def components(self, trace: Trace | None = None) -> list[Component]:
         """Return one component for each of the mixture, over the factors of each parameter."""
