@@ -11,7 +11,6 @@ from torch import Tensor, nn
 __all__ = ["state_of"]
 
 
-@torch.no_grad()
 def state_of(tensors: Iterable[Tensor]) -> tuple[Any, ...]:
     """Return what changes when one of some tensors does: its memory, its type, or its numbers.
 
@@ -28,7 +27,7 @@ def state_of(tensors: Iterable[Tensor]) -> tuple[Any, ...]:
     for tensor in tensors:
         counted = not tensor.is_inference()
         found.append((id(tensor), tensor._version if counted else 0, tensor.data_ptr(), tensor.dtype))
-        if not counted or isinstance(tensor, nn.Parameter):
+        if not counted or (type(tensor) is not Tensor and isinstance(tensor, nn.Parameter)):
             number = _size(tensor)
             found.append(number if number == number else None)  # NaN differs from itself
     return tuple(found)
@@ -38,4 +37,4 @@ def _size(tensor: Tensor) -> float:
     flat = tensor.reshape(-1)
     if flat.is_cpu and flat.dtype in (torch.float32, torch.float64):
         return torch.dot(flat, flat).item()
-    return float(flat.sum())
+    return flat.sum().item()

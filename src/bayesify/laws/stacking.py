@@ -78,6 +78,14 @@ class Stacking:
     size: int
     convolves: bool
 
+    def held(self) -> list[Tensor]:
+        """Return the network's own tensors in the places of those that differ."""
+        pairs = [(module, name) for module, layer in self.layers.items() for name in layer.tensors]
+        found: list[Any] = [
+            module._parameters[name] if name in module._parameters else module._buffers[name] for module, name in pairs
+        ]
+        return found
+
     def forwards(self, p: Pass, stacks: Mapping[str, Stack]) -> dict[nn.Module, Callable[..., Tensor]]:
         """Return the layers' forwards in a pass.
 
