@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle, groupby
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -76,7 +76,7 @@ class MemberLaw(Law):
     @property
     def laws(self) -> list[Law]:
         """The members' laws."""
-        return [part for part in self.parts if isinstance(part, Law)]
+        return cast("list[Law]", list(self.parts))
 
     @property
     def names(self) -> Sequence[str]:
@@ -122,8 +122,12 @@ class MemberLaw(Law):
 
     def stacking(self, trace: Trace | None) -> Stacking | None:
         """Return how layers have tensors of draws of several members, where a member's own draws can share a pass."""
-        able = all(part.stacks and (not part.varying() or part.stacking(trace)) for part in self.laws)
-        return super().stacking(trace) if able else None
+
+        def able() -> bool:
+            return all(part.stacks and (not part.varying() or part.stacking(trace)) for part in self.laws)
+
+        known = able() if trace is None else trace.conclude(("members", id(self)), able)
+        return super().stacking(trace) if known else None
 
     def varying(self) -> list[str]:
         """Return the names of the tensors in which members differ, or draws of one."""
@@ -132,21 +136,26 @@ class MemberLaw(Law):
     def stacked(self, keys: Sequence[Key]) -> dict[str, Stack]:
         """Return the tensors of draws of any members; those that a member has not are the network's own."""
         groups: list[tuple[dict[str, Tensor], dict[str, Stack], int]] = []
-        laws = self.laws
+        laws, names = self.laws, dict[str, Any]()
         for member, group in groupby(keys, key=lambda key: key.path[0] if key.path else 0):
             part, inner = laws[member], [key.inner() for key in group]
             groups.append((part.own.as_dict(), part.stacked(inner), len(inner)))
-        names = dict.fromkeys(name for own, drawn, _ in groups for name in (*own, *drawn))
+            names.update(groups[-1][0])
+            names.update(groups[-1][1])
+        if len(groups) == len(keys):  # each has one of them, which needs no copy
+            single = [{**own, **{name: stack[0] for name, stack in drawn.items()}} for own, drawn, _ in groups]
+            return {
+                name: tuple([one[name] if name in one else tensor_of(self.network, name) for one in single])
+                for name in names
+            }
         return {name: self._joined(name, groups) for name in names}
 
     def _joined(self, name: str, groups: Sequence[tuple[dict[str, Tensor], dict[str, Stack], int]]) -> Stack:
-        """Return a tensor of all draws: without a copy where each member has one of them."""
+        """Return a tensor of all draws."""
 
         def own(tensors: dict[str, Tensor]) -> Tensor:
             return tensors[name] if name in tensors else tensor_of(self.network, name)
 
-        if all(number == 1 for _, _, number in groups):
-            return tuple(drawn[name][0] if name in drawn else own(tensors) for tensors, drawn, _ in groups)
         return torch.cat([
             whole_stack(drawn[name]) if name in drawn else own(tensors).expand(number, *own(tensors).shape)
             for tensors, drawn, number in groups

@@ -193,9 +193,9 @@ def _linear(layer: nn.Linear, x: Tensor, visit: _Visit) -> Tensor:
         y = functional.linear(flat, layer.weight)
         y = y if bias is None else y + bias[:, None].to(y.dtype)
     elif _is_read_alone(weight, flat):
-        parts = flat.expand(visit.draws, -1, -1).unbind()
+        parts = flat.expand(visit.draws, -1, -1)
         if flat.shape[1] == 1:
-            y = torch.stack([one @ part[0] for part, one in zip(parts, weight, strict=True)])[:, None]
+            y = torch.stack([one @ part for part, one in zip(parts[:, 0], weight, strict=True)])[:, None]
         else:
             y = torch.stack([functional.linear(part, one) for part, one in zip(parts, weight, strict=True)])
         y = y if bias is None else y + bias[:, None].to(y.dtype)
