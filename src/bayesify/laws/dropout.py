@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
@@ -94,7 +95,7 @@ class DropoutSite(NoisySite):
             return x
         site = p.called(self.site)
         channel = self._channel(x.ndim)
-        batch, mask = self.batch(p), self._mask()
+        batch, mask = self.batch(p), self._mask
         return p.perturb(x, self._combine, site=site, distribution=mask, batch=batch, channel_dim=channel)
 
     def at_mean(self, network: nn.Module) -> tuple[nn.Module, Callable[..., Any]] | None:
@@ -107,7 +108,7 @@ class DropoutSite(NoisySite):
         x = args[0]
         if self._channel(x.ndim) is not None:
             return None
-        return (x if self.p == 0 else self._combine(x, Noise().fresh(list(x.shape), self._mask(), x)), *args[1:])
+        return (x if self.p == 0 else self._combine(x, Noise().fresh(list(x.shape), self._mask, x)), *args[1:])
 
     def batch(self, p: Pass) -> BatchDim | None:
         """Return where the batch is in the present call's input."""
@@ -118,6 +119,7 @@ class DropoutSite(NoisySite):
         """Return where the batch is in each call."""
         return [call.input for call in trace.calls.get(self.name, ())]
 
+    @cached_property
     def _mask(self) -> Mask:
         return Mask(self.p, 1.0 if self.alpha or self.p == 1 else 1 - self.p)
 

@@ -192,7 +192,7 @@ def _linear(layer: nn.Linear, x: Tensor, visit: _Visit) -> Tensor:
     if weight is None:
         y = functional.linear(flat, layer.weight)
         y = y if bias is None else y + bias[:, None].to(y.dtype)
-    elif _is_read_alone(weight, flat):
+    elif layer.weight.numel() >= LARGE and _is_read_alone(weight, flat):
         parts = flat.expand(visit.draws, -1, -1)
         if flat.shape[1] == 1:
             y = torch.stack([one @ part for part, one in zip(parts[:, 0], weight, strict=True)])[:, None]
@@ -205,13 +205,11 @@ def _linear(layer: nn.Linear, x: Tensor, visit: _Visit) -> Tensor:
 
 
 def _is_read_alone(weight: Stack, x: Tensor) -> bool:
-    """Return whether each draw's product is taken by itself, as a plain network takes it.
+    """Return whether each draw's product with a large weight is taken by itself, as a plain network takes it.
 
     It then takes what its weight takes to be read, which a product of all draws does on some processors alone: at one
     row up to twice as long, in the one order or in the other. While all draws have one row, they are one product.
     """
-    if weight[0].numel() < LARGE:
-        return False
     return not isinstance(weight, Tensor) or (x.shape[1] <= FEW_ROWS and x.shape[:2] != (1, 1))
 
 
