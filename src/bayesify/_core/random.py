@@ -27,8 +27,7 @@ __all__ = [
 ]
 
 BLOCK = 4096  # draws with little noise get it from one generator together, up to this many numbers
-KEPT = 2**18  # numbers of several draws at a site that are kept for the next pass of the same draws, at most
-FEW = 2**16  # the same, where there may be many sites
+FEW = 2**16  # numbers of several draws at a site that are kept for the next pass of the same draws, at most
 
 
 @dataclass(frozen=True)
@@ -147,7 +146,7 @@ class Noise:
     """
 
     def __init__(self) -> None:
-        self._blocks: dict[str, tuple[Any, Tensor]] = {}  # the last of each site, at most KEPT numbers
+        self._blocks: dict[str, tuple[Any, Tensor]] = {}  # the last of each site
         self._joined: dict[str, tuple[Any, Tensor]] = {}  # the last of each site, at most FEW numbers
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Noise:
@@ -182,16 +181,6 @@ class Noise:
         made = torch.cat(rows)
         if made.numel() <= FEW:
             self._joined[site] = (together, made)
-        return made
-
-    def rows(self, keys: Sequence[Key], site: str, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Return the numbers of `keyed_rows`, which are not to be written to; few of them are kept, as they are."""
-        wanted = (tuple(keys), tuple(shape), like.dtype, like.device)
-        if self._blocks.get(site, (None,))[0] == wanted:
-            return self._blocks[site][1]
-        made = keyed_rows(keys, site, shape, like)
-        if made.numel() <= KEPT:
-            self._blocks[site] = (wanted, made)
         return made
 
     def fresh(self, shape: list[int], distribution: Distribution, like: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -29,7 +30,8 @@ def state_of(tensors: Iterable[Tensor]) -> tuple[Any, ...]:
         found.append((id(tensor), tensor._version if counted else 0, tensor.data_ptr(), tensor.dtype))
         if not counted or (type(tensor) is not Tensor and isinstance(tensor, nn.Parameter)):
             number = _size(tensor)
-            found.append(number if number == number else None)  # NaN differs from itself
+            known = abs(number) < math.inf  # NaN differs from itself, and what is infinite hides all others
+            found.append(number if known else _size(tensor.nan_to_num(0.0, 0.0, 0.0)))
     return tuple(found)
 
 
