@@ -25,7 +25,12 @@ from benchmarks.timing import keep, seconds
 from experiments.networks import pretrained
 
 POSTERIORS: dict[str, Callable[[nn.Module], bayesify.Posterior]] = {
-    "dropout before the last layer": lambda n: bayesify.convert(n, bayesify.MCDropout(p=0.1, insert_before="linear")),
+    "dropout before the last layer": lambda n: bayesify.convert(
+        n, bayesify.MCDropout(p=0.1, insert_before="linear"), include=last_linear(n)
+    ),
+    "dropout before each linear layer": lambda n: bayesify.convert(
+        n, bayesify.MCDropout(p=0.1, insert_before="linear")
+    ),
     "channel dropout before each convolution": lambda n: bayesify.convert(
         n, bayesify.MCDropout(p=0.1, insert_before="conv")
     ),
@@ -38,6 +43,7 @@ POSTERIORS: dict[str, Callable[[nn.Module], bayesify.Posterior]] = {
     "ibnn": lambda n: bayesify.convert(n, bayesify.IBNN()),
 }
 OF_RESNET = ("channel dropout before each convolution", "abnn")  # what an MLP does not have
+OF_MLP = ("dropout before each linear layer",)  # a ResNet has one
 
 
 def last_linear(network: nn.Module) -> str:
@@ -111,7 +117,7 @@ def main() -> None:
     network.eval()
     rows: dict[str, dict[str, float]] = {}
     for name in arguments.methods:
-        if name in OF_RESNET and arguments.network != "resnet20":
+        if name in (OF_RESNET if arguments.network == "mlp" else OF_MLP):
             continue
         posterior = POSTERIORS[name](network)
         rows[name] = {}

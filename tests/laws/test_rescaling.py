@@ -125,7 +125,7 @@ def test_dropout_by_counting(alpha):
     assert site.p == pytest.approx(odds / (1 + odds), rel=1e-14)
     torch.manual_seed(0)
     x, number = torch.tensor(1.3, dtype=F64), 400_000
-    y = site._combine(x.expand(number), torch.rand(number, dtype=F64))
+    y = site._combine(x.expand(number), site._mask.of(torch.rand(number, dtype=F64), F64))
     before, after = DropoutSite("", 0.2, alpha=alpha).terms(x), site.terms(x)
     std = after.std_scale * x + after.std_shift
     assert y.mean().item() == pytest.approx((after.scale * x).item(), abs=5 * std.item() / number**0.5)

@@ -115,8 +115,8 @@ def test_layers_have_the_tensors_of_each_draw(name: str, rows: int):
 @torch.no_grad()
 def test_products_are_those_of_each_draw_in_whichever_order(method: bayesify.Method, rows: int, bias: bool):
     torch.manual_seed(0)
-    wide = LARGE // 24 + 1
-    layers = [nn.Linear(24, wide, bias=bias), nn.ReLU(), nn.Linear(wide, FEW_OUTPUTS + 1, bias=bias), nn.Linear(17, 3)]
+    wide, narrow = LARGE // 24 + 1, 2 * FEW_OUTPUTS
+    layers = [nn.Linear(24, wide, bias=bias), nn.ReLU(), nn.Linear(wide, narrow, bias=bias), nn.Linear(narrow, 3)]
     network, x = nn.Sequential(*layers).to(F64), torch.randn(rows, 24, dtype=F64)
     for include in (None, "3"):
         posterior = convert(network, method, include=include).eval()

@@ -1,7 +1,11 @@
 """The result of a prediction: joining, indexing, scores, intervals."""
 
+import copy
 import dataclasses
 import math
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -18,6 +22,7 @@ from bayesify import (
     RegressionPrediction,
     measure,
 )
+from bayesify.likelihoods.categorical_stream import FEW
 
 F64 = torch.float64
 
@@ -273,3 +278,72 @@ def test_energy_is_of_the_outputs_as_they_are():
     )
     assert torch.allclose(mixed.energy, prediction.energy)
     assert "energy" not in likelihood.from_gaussian(logits[0], logits[0].square()).scores
+
+
+def naive_details(logits):
+    """The formulas of the fields that wait, draw by draw."""
+    probs, votes = logits.softmax(-1), torch.zeros(logits.shape[1:], dtype=F64)
+    for one in logits:
+        votes[torch.arange(len(one)), one.argmax(-1)] += 1 / len(logits)
+    centred = logits - logits.mean(-1, keepdim=True)
+    return {
+        "variation_ratio": 1 - votes.amax(-1),
+        "model_variance": probs.square().sum(-1).mean(0) - probs.mean(0).square().sum(-1),
+        "logits_mean": centred.mean(0),
+        "logits_variance": centred.var(0, correction=0),
+        "energy": -logits.logsumexp(-1).mean(0),
+    }
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_details_are_made_when_one_of_them_is_asked_for(groups):
+    torch.manual_seed(0)
+    logits = 3 * torch.randn(6, 5, 4, dtype=F64)
+    stream = Categorical().stream()
+    for some in logits.chunk(groups):
+        stream.add(some)
+    made = stream.result()
+    assert set(ClassificationPrediction.details).isdisjoint(vars(made)) == (groups == 1)
+    assert not hasattr(made, "nonsense")
+    assert set(ClassificationPrediction.details).isdisjoint(vars(made)) == (groups == 1)
+    for name, expected in naive_details(logits).items():
+        torch.testing.assert_close(getattr(made, name), expected, rtol=1e-12, atol=1e-12, msg=name)
+    assert {field.name for field in dataclasses.fields(made)} >= vars(made).keys()  # nothing of the draws is left
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy, lambda p: pickle.loads(pickle.dumps(p)), lambda p: p[:]])
+def test_copies_have_the_details(copied):
+    torch.manual_seed(0)
+    logits = torch.randn(6, 5, 4, dtype=F64)
+    same(copied(Categorical().from_samples(logits)), Categorical().from_samples(logits).complete())
+
+
+def test_details_wait_only_where_they_are_few_and_nobody_differentiates_them():
+    few = Categorical().from_samples(torch.randn(2, 3, 4))
+    many = Categorical().from_samples(torch.randn(2, FEW // 8 + 1, 4))
+    learned = Categorical().from_samples(torch.randn(2, 3, 4, requires_grad=True))
+    assert [("energy" in vars(made)) for made in (few, many, learned)] == [False, True, True]
+    assert learned.energy.requires_grad
+
+
+def test_votes_of_outputs_that_are_nan_do_not_look_unanimous_later():
+    logits = torch.randn(4, 3, 5)
+    logits[:, 1] = torch.nan
+    assert Categorical().from_samples(logits).variation_ratio.isnan().tolist() == [False, True, False]
+
+
+def test_threads_that_ask_at_once_get_the_same_details():
+    torch.manual_seed(0)
+    logits = torch.randn(20, 8, 10, dtype=F64)
+    expected = naive_details(logits)
+    for _ in range(20):
+        made, start = Categorical().from_samples(logits), threading.Barrier(4)
+
+        def ask(name, made=made, start=start):
+            start.wait()
+            return getattr(made, name)
+
+        with ThreadPoolExecutor(4) as pool:
+            names = ["energy", "variation_ratio", "logits_mean", "energy"]
+            for name, found in zip(names, pool.map(ask, names), strict=True):
+                torch.testing.assert_close(found, expected[name], rtol=1e-12, atol=1e-12)

@@ -7,7 +7,17 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bayesify import SWAG, BayesAdapter, DeepEnsemble, Linearised, MCDropout, Streamlined, convert, predict
+from bayesify import (
+    SWAG,
+    BayesAdapter,
+    DeepEnsemble,
+    Linearised,
+    MCDropout,
+    Prediction,
+    Streamlined,
+    convert,
+    predict,
+)
 from bayesify.laws import kept
 from bayesify.prediction import layout
 from bayesify.prediction.one_pass import one_pass_of
@@ -136,3 +146,21 @@ def test_a_covariance_of_too_many_outputs_is_refused():
     posterior = convert(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, WIDEST + 1)), BayesAdapter())
     with pytest.raises(ValueError, match=r"4,097\^2 numbers for each example.*Use how='streamlined'"):
         predict(posterior, torch.randn(1, 2), how=Streamlined(covariance="full"))
+
+
+def test_chunks_of_a_prediction_hold_no_draws_of_theirs(monkeypatch):
+    """What a prediction makes when it is asked holds the draws' logits, which must not add up over chunks."""
+    network, x = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3)), torch.randn(6, 4)
+    posterior, seen = convert(network, MCDropout()), []
+    whole = predict(posterior, x, num_draws=50)
+    assert "energy" not in vars(whole)
+    join = type(whole).join
+
+    def looked(parts):
+        seen.extend("energy" in vars(part) for part in parts)
+        return join(parts)
+
+    monkeypatch.setattr(Prediction, "join", looked)
+    found = predict(posterior, x, num_draws=50, chunk_size=2)
+    assert seen == [True] * 3
+    torch.testing.assert_close(found.energy, whole.energy)

@@ -66,7 +66,16 @@ def modes_kept(module: nn.Module) -> Iterator[bool]:
 @contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
     """Put all layers in evaluation mode for a while; each returns to its own mode."""
-    with modes_kept(module) as training:
-        if training:
-            module.eval()
+    modules = all_modules(module)
+    training = [inner for inner in modules if inner.training]
+    if training:
+        module.eval()
+    try:
         yield
+    finally:
+        changed = [inner for inner in modules if inner.training]
+        if changed != training:  # setting an attribute of a module is slow
+            for inner in changed:
+                inner.training = False
+            for inner in training:
+                inner.training = True

@@ -6,18 +6,28 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-__all__ = ["Distribution", "Key", "Noise", "generator_for", "keyed_numbers", "keyed_rows", "shuffled"]
+__all__ = [
+    "Distribution",
+    "Key",
+    "Mask",
+    "Noise",
+    "generator_for",
+    "keyed_numbers",
+    "keyed_rows",
+    "numbered_keys",
+    "shuffled",
+    "spread_keys",
+]
 
-Distribution = Literal["normal", "uniform"]
 BLOCK = 4096  # draws with little noise get it from one generator together, up to this many numbers
-KEPT = 2**18  # numbers of several draws at a site that are kept for the next pass of the same draws, at most
-FEW = 2**16  # the same, where there may be many sites
+FEW = 2**16  # numbers of several draws at a site that are kept for the next pass of the same draws, at most
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,45 @@ class Key:
         return Key(self.seed, self.index, self.path[1:])
 
 
+@lru_cache(maxsize=64)
+def numbered_keys(count: int, seed: int) -> tuple[Key, ...]:
+    """Name the draws 0, ..., count - 1 of a seed: the same objects each time, which compare quickly."""
+    return tuple(Key(seed, index) for index in range(count))
+
+
+@lru_cache(maxsize=64)
+def spread_keys(count: int, seed: int, parts: int) -> tuple[Key, ...]:
+    """Name draws that are spread evenly over the parts of a mixture; which of them get one more, the seed decides.
+
+    >>> [key.path for key in spread_keys(3, seed=0, parts=2)]
+    [(0,), (0,), (1,)]
+    """
+    order = shuffled(parts, seed)
+    chosen = sorted(order[index % parts] for index in range(count))
+    return tuple(Key(seed, index, (part,)) for index, part in enumerate(chosen))
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Numbers that are 0 with a probability, and 1 / divisor else.
+
+    Attributes:
+        rate: The probability.
+        divisor: What the others are divided by.
+    """
+
+    rate: float
+    divisor: float = 1.0
+
+    def of(self, uniform: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the mask that uniform numbers make, in a type."""
+        kept = (uniform >= self.rate).to(dtype)
+        return kept if self.divisor == 1 else kept / self.divisor
+
+
+Distribution = Literal["normal", "uniform"] | Mask
+
+
 def generator_for(key: Key, site: str, device: torch.device | str = "cpu") -> torch.Generator:
     """Return a generator whose stream depends on the draw, the site and the kind of device only.
 
@@ -54,7 +103,7 @@ def generator_for(key: Key, site: str, device: torch.device | str = "cpu") -> to
 
 
 def keyed_numbers(
-    key: Key, site: str, shape: Sequence[int], like: Tensor, distribution: Distribution = "normal"
+    key: Key, site: str, shape: Sequence[int], like: Tensor, distribution: Literal["normal", "uniform"] = "normal"
 ) -> Tensor:
     """Return a draw's random numbers at a site, on the device of `like`, and equal on every device.
 
@@ -97,7 +146,7 @@ class Noise:
     """
 
     def __init__(self) -> None:
-        self._blocks: dict[str, tuple[Any, Tensor]] = {}  # the last of each site, at most KEPT numbers
+        self._blocks: dict[str, tuple[Any, Tensor]] = {}  # the last of each site
         self._joined: dict[str, tuple[Any, Tensor]] = {}  # the last of each site, at most FEW numbers
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Noise:
@@ -134,23 +183,17 @@ class Noise:
             self._joined[site] = (together, made)
         return made
 
-    def rows(self, keys: Sequence[Key], site: str, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Return the numbers of `keyed_rows`, which are not to be written to; few of them are kept, as they are."""
-        wanted = (tuple(keys), tuple(shape), like.dtype, like.device)
-        if self._blocks.get(site, (None,))[0] == wanted:
-            return self._blocks[site][1]
-        made = keyed_rows(keys, site, shape, like)
-        if made.numel() <= KEPT:
-            self._blocks[site] = (wanted, made)
-        return made
-
     def fresh(self, shape: list[int], distribution: Distribution, like: Tensor) -> Tensor:
         """Return new numbers."""
         made = torch.empty(shape, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
+        if isinstance(distribution, Mask):
+            return distribution.of(made.uniform_(), like.dtype)
         return made.uniform_() if distribution == "uniform" else made.normal_().to(like.dtype)
 
 
 def _keyed(key: Key, site: str, shape: list[int], distribution: Distribution, like: Tensor) -> Tensor:
     # Half-precision uniforms are too coarse to compare with a rate, and half-precision normals slower.
+    if isinstance(distribution, Mask):
+        return distribution.of(keyed_numbers(key, site, shape, like, "uniform"), like.dtype)
     made = keyed_numbers(key, site, shape, like, distribution)
     return made if distribution == "uniform" else made.to(like.dtype)

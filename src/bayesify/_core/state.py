@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,7 +12,6 @@ from torch import Tensor, nn
 __all__ = ["state_of"]
 
 
-@torch.no_grad()
 def state_of(tensors: Iterable[Tensor]) -> tuple[Any, ...]:
     """Return what changes when one of some tensors does: its memory, its type, or its numbers.
 
@@ -28,9 +28,10 @@ def state_of(tensors: Iterable[Tensor]) -> tuple[Any, ...]:
     for tensor in tensors:
         counted = not tensor.is_inference()
         found.append((id(tensor), tensor._version if counted else 0, tensor.data_ptr(), tensor.dtype))
-        if not counted or isinstance(tensor, nn.Parameter):
+        if not counted or (type(tensor) is not Tensor and isinstance(tensor, nn.Parameter)):
             number = _size(tensor)
-            found.append(number if number == number else None)  # NaN differs from itself
+            known = abs(number) < math.inf  # NaN differs from itself, and what is infinite hides all others
+            found.append(number if known else _size(tensor.nan_to_num(0.0, 0.0, 0.0)))
     return tuple(found)
 
 
@@ -38,4 +39,4 @@ def _size(tensor: Tensor) -> float:
     flat = tensor.reshape(-1)
     if flat.is_cpu and flat.dtype in (torch.float32, torch.float64):
         return torch.dot(flat, flat).item()
-    return float(flat.sum())
+    return flat.sum().item()

@@ -77,6 +77,8 @@ def first_tensor(tree: Any) -> Tensor | None:
 
 def without_arrays(tree: Any) -> Any:
     """Return a batch with a tensor for every array, which share their memory."""
+    if isinstance(tree, Tensor):
+        return tree
     if isinstance(tree, np.ndarray):
         if tree.dtype.kind not in "biufc":
             raise TypeError(
@@ -93,6 +95,8 @@ def without_arrays(tree: Any) -> Any:
 
 def to_device(tree: Any, device: torch.device) -> Any:
     """Move every tensor of a batch, and every array; pinned memory is copied without waiting."""
+    if isinstance(tree, Tensor):
+        return tree.to(device, non_blocking=True)
     return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), without_arrays(tree))
 
 
@@ -103,7 +107,7 @@ def batch_rows(inputs: Any) -> int:
 
 def batch_tensor(inputs: Any) -> Tensor:
     """Return the first tensor that has a first dimension, which is the batch's."""
-    for tensor in _tensors(inputs):
+    for tensor in (inputs,) if isinstance(inputs, Tensor) else _tensors(inputs):
         if tensor.ndim > 0:
             return tensor
     raise ValueError(
@@ -224,6 +228,8 @@ def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     >>> arguments_of({"x": 1}), arguments_of([1, 2]), arguments_of(1)
     (((), {'x': 1}), ((1, 2), {}), ((1,), {}))
     """
+    if isinstance(inputs, Tensor):
+        return (inputs,), {}
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     if isinstance(inputs, list | tuple):

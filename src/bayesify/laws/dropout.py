@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
 
-from bayesify._core.random import Noise
+from bayesify._core.random import Mask, Noise
 from bayesify.laws.components import NoiseTerms, NoisySite
 from bayesify.laws.passes import BatchDim, Pass
 from bayesify.laws.trace import Trace
@@ -94,7 +95,8 @@ class DropoutSite(NoisySite):
             return x
         site = p.called(self.site)
         channel = self._channel(x.ndim)
-        return p.perturb(x, self._combine, site=site, distribution="uniform", batch=self.batch(p), channel_dim=channel)
+        batch, mask = self.batch(p), self._mask
+        return p.perturb(x, self._combine, site=site, distribution=mask, batch=batch, channel_dim=channel)
 
     def at_mean(self, network: nn.Module) -> tuple[nn.Module, Callable[..., Any]] | None:
         """Return the identity for a layer that would drop by itself."""
@@ -106,7 +108,7 @@ class DropoutSite(NoisySite):
         x = args[0]
         if self._channel(x.ndim) is not None:
             return None
-        return (x if self.p == 0 else self._combine(x, Noise().fresh(list(x.shape), "uniform", x)), *args[1:])
+        return (x if self.p == 0 else self._combine(x, Noise().fresh(list(x.shape), self._mask, x)), *args[1:])
 
     def batch(self, p: Pass) -> BatchDim | None:
         """Return where the batch is in the present call's input."""
@@ -117,12 +119,13 @@ class DropoutSite(NoisySite):
         """Return where the batch is in each call."""
         return [call.input for call in trace.calls.get(self.name, ())]
 
-    def _combine(self, x: Tensor, uniform: Tensor) -> Tensor:
-        if self.p == 1:
-            return x * (uniform < 0)
-        keep = (uniform >= self.p).to(x.dtype)
-        if not self.alpha:
-            return x * (keep / (1 - self.p))
+    @cached_property
+    def _mask(self) -> Mask:
+        return Mask(self.p, 1.0 if self.alpha or self.p == 1 else 1 - self.p)
+
+    def _combine(self, x: Tensor, keep: Tensor) -> Tensor:
+        if not self.alpha or self.p == 1:
+            return x * keep
         scale = self._scale()
         return scale * (x * keep + _LIMIT * (1 - keep)) - scale * self.p * _LIMIT
 

@@ -25,6 +25,15 @@ class KeptDraws:
         self._found: dict[tuple[Key, ...], dict[str, Stack]] = {}
         self._numbers = 0
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> KeptDraws:
+        """Return an empty one: what is kept is only for speed."""
+        copied = memo[id(self)] = KeptDraws()
+        return copied
+
+    def __reduce__(self) -> tuple[type[KeptDraws], tuple[()]]:
+        """Pickle as an empty one."""
+        return (KeptDraws, ())
+
     def get(
         self, keys: tuple[Key, ...], state: Any, numbers: int, make: Callable[[], dict[str, Stack]]
     ) -> dict[str, Stack]:

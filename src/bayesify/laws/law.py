@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from torch import Tensor, nn
 
-from bayesify._core.random import Key
+from bayesify._core.random import Key, numbered_keys
 from bayesify.laws.components import Component
 from bayesify.laws.passes import Arranged, Kind, Pass, Patch, Refusal
 from bayesify.laws.stacking import Stack, Stacking, find_stacking
@@ -102,7 +102,7 @@ class Law(nn.Module):
 
     def keys(self, num_draws: int | None, seed: int) -> list[Key]:
         """Name `num_draws` draws; None takes the law's own number."""
-        return [Key(seed, index) for index in range(check_count(num_draws, self.default_draws))]
+        return list(numbered_keys(check_count(num_draws, self.default_draws), seed))
 
     def together(self, trace: Trace | None) -> Arranged:
         """Return how several draws share a pass: not at all, as rows of a larger batch, or as stacked tensors."""

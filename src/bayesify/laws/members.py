@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle, groupby
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from bayesify._core.random import Key, shuffled
+from bayesify._core.random import Key, numbered_keys, spread_keys
 from bayesify.laws.components import Component
 from bayesify.laws.law import Law, Rescaling, check_count, register_law
 from bayesify.laws.passes import Arranged, Kind, Pass, Patch, Refusal
@@ -76,7 +76,7 @@ class MemberLaw(Law):
     @property
     def laws(self) -> list[Law]:
         """The members' laws."""
-        return [part for part in self.parts if isinstance(part, Law)]
+        return cast("list[Law]", list(self.parts))
 
     @property
     def names(self) -> Sequence[str]:
@@ -109,14 +109,10 @@ class MemberLaw(Law):
         count, functions, laws = check_count(num_draws, self.default_draws), self.functions, self.laws
         if functions is not None:
             count = min(count, functions)
-        order = shuffled(number, seed)
-        members = sorted(order[index % number] for index in range(count))
-        each = {member: cycle(_own_keys(laws[member], members.count(member), seed)) for member in set(members)}
-        return [
-            Key(key.seed, index if key.index < 0 else key.index, (member, *key.path))
-            for index, member in enumerate(members)
-            for key in [next(each[member])]
-        ]
+        found: list[Key] = []
+        for member, group in groupby(spread_keys(count, seed, number), key=lambda key: key.path[0]):
+            found += _own_keys(laws[member], list(group))
+        return found
 
     def together(self, trace: Trace | None) -> Arranged:
         """Return how draws share a pass: of all members where they are tensors, else of one where all agree on that."""
@@ -126,8 +122,12 @@ class MemberLaw(Law):
 
     def stacking(self, trace: Trace | None) -> Stacking | None:
         """Return how layers have tensors of draws of several members, where a member's own draws can share a pass."""
-        able = all(part.stacks and (not part.varying() or part.stacking(trace)) for part in self.laws)
-        return super().stacking(trace) if able else None
+
+        def able() -> bool:
+            return all(part.stacks and (not part.varying() or part.stacking(trace)) for part in self.laws)
+
+        known = able() if trace is None else trace.conclude(("members", id(self)), able)
+        return super().stacking(trace) if known else None
 
     def varying(self) -> list[str]:
         """Return the names of the tensors in which members differ, or draws of one."""
@@ -136,21 +136,26 @@ class MemberLaw(Law):
     def stacked(self, keys: Sequence[Key]) -> dict[str, Stack]:
         """Return the tensors of draws of any members; those that a member has not are the network's own."""
         groups: list[tuple[dict[str, Tensor], dict[str, Stack], int]] = []
-        laws = self.laws
+        laws, names = self.laws, dict[str, Any]()
         for member, group in groupby(keys, key=lambda key: key.path[0] if key.path else 0):
             part, inner = laws[member], [key.inner() for key in group]
             groups.append((part.own.as_dict(), part.stacked(inner), len(inner)))
-        names = dict.fromkeys(name for own, drawn, _ in groups for name in (*own, *drawn))
+            names.update(groups[-1][0])
+            names.update(groups[-1][1])
+        if len(groups) == len(keys):  # each has one of them, which needs no copy
+            single = [{**own, **{name: stack[0] for name, stack in drawn.items()}} for own, drawn, _ in groups]
+            return {
+                name: tuple([one[name] if name in one else tensor_of(self.network, name) for one in single])
+                for name in names
+            }
         return {name: self._joined(name, groups) for name in names}
 
     def _joined(self, name: str, groups: Sequence[tuple[dict[str, Tensor], dict[str, Stack], int]]) -> Stack:
-        """Return a tensor of all draws: without a copy where each member has one of them."""
+        """Return a tensor of all draws."""
 
         def own(tensors: dict[str, Tensor]) -> Tensor:
             return tensors[name] if name in tensors else tensor_of(self.network, name)
 
-        if all(number == 1 for _, _, number in groups):
-            return tuple(drawn[name][0] if name in drawn else own(tensors) for tensors, drawn, _ in groups)
         return torch.cat([
             whole_stack(drawn[name]) if name in drawn else own(tensors).expand(number, *own(tensors).shape)
             for tensors, drawn, number in groups
@@ -236,11 +241,17 @@ class MemberLaw(Law):
         return f"A mixture of {len(self.parts)} members"
 
 
-def _own_keys(law: Law, count: int, seed: int) -> list[Key]:
-    """Return a member's keys; with the index -1 where they are numbered, which all members are together."""
-    found = law.keys(count, seed)
-    numbered = [key.index for key in found] == list(range(count))
-    return [Key(key.seed, -1, key.path) for key in found] if numbered else found
+def _own_keys(law: Law, keys: list[Key]) -> list[Key]:
+    """Return the keys of a member's draws, in turn where it has fewer; those that it numbers are numbered as given."""
+    seed, count, path = keys[0].seed, len(keys), keys[0].path
+    own = law.keys(count, seed)
+    if own == list(numbered_keys(count, seed)):
+        return keys
+    numbered = [key.index for key in own] == list(range(count))
+    return [
+        Key(key.seed, given.index if numbered else key.index, (*path, *key.path))
+        for given, key in zip(keys, cycle(own), strict=False)
+    ]
 
 
 def rebase(law: Law, own: Mapping[str, Tensor]) -> None:

@@ -6,9 +6,10 @@ are forgotten when the pass is over.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
@@ -95,7 +96,7 @@ class Pass:
     trace: Trace | None = None
     folded: bool = False
     noise: Noise = field(default_factory=Noise)
-    calls: Counter[str] = field(default_factory=Counter)
+    calls: dict[str, int] = field(default_factory=partial(defaultdict, int))
     example: Tensor | None = None
 
     @property
@@ -136,7 +137,7 @@ class Pass:
                 draw at a time, an activation without a batch.
             combine: `combine(x, noise)`, elementwise; the noise broadcasts against x.
             site: The layer's name, as `called` returned it.
-            distribution: Standard normal, or uniform on [0, 1).
+            distribution: Standard normal, uniform on [0, 1), or a mask.
             batch: Where the batch is in it; None goes by its shape.
             channel_dim: None for noise per element, else the dimensions of x, beside the batch, along which the
                 noise varies.
@@ -156,18 +157,18 @@ class Pass:
         before, after = x.shape[:batch_dim], x.shape[batch_dim + 1 :]
         inner = x.shape[batch_dim] // (copies * rows)
         grid = x.reshape(*before, copies, rows, inner, *after)
-        shape = [*before, 1, 1, inner, *after]
+        shape = [*before, 1, inner, *after]
         if channel_dim is not None:
             shape = [1] * len(shape)
             for channel in _positions(channel_dim, x.ndim):
-                shape[channel if channel < batch_dim else channel + 2] = x.shape[channel]
+                shape[channel if channel < batch_dim else channel + 1] = x.shape[channel]
         if self.keys:
             noise = self.noise.drawn(self.keys, site, shape, distribution, x)
-            noise = noise.movedim(0, batch_dim).flatten(batch_dim, batch_dim + 1)
+            noise = noise if batch_dim == 0 else noise.movedim(0, batch_dim)
             self.folded = True
         else:
-            shape[batch_dim + 1] = rows
-            noise = self.noise.fresh(shape, distribution, x)
+            shape[batch_dim] = rows
+            noise = self.noise.fresh(shape, distribution, x).unsqueeze(batch_dim)
         return combine(grid, noise).reshape(*before, draws * rows * inner, *after)
 
     def _without_batch(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bayesify._core.random import Key
+from bayesify._core.random import Key, numbered_keys
 from bayesify.laws.components import Component
 from bayesify.laws.law import Law, check_count
 from bayesify.laws.passes import Pass, Patch, Refusal
@@ -25,7 +25,7 @@ class PointLaw(Law):
     def keys(self, num_draws: int | None, seed: int) -> list[Key]:
         """Return the only draw, however many are asked for."""
         check_count(num_draws, 1)  # refuses nonsense
-        return [Key(seed)]
+        return list(numbered_keys(1, seed))
 
     def patch(self, p: Pass) -> Patch:
         """Return the law's own tensors."""

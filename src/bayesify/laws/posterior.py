@@ -111,13 +111,10 @@ class Posterior(ModalNetwork):
 
     def __getattr__(self, name: str) -> Any:
         """Find what belongs to the law, as long as code still looks for it here."""
-        modules = self.__dict__.get("_modules", {})
-        if name in modules:  # the law, the network and the likelihood, for which each pass asks many times
-            return modules[name]
         try:
             return super().__getattr__(name)
         except AttributeError:
-            law = modules.get("law")
+            law = self.__dict__.get("_modules", {}).get("law")
             if law is None or name.startswith("_") or not hasattr(law, name):
                 raise
             warnings.warn(

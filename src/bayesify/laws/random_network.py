@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -37,6 +37,20 @@ if TYPE_CHECKING:
 
 __all__ = ["RandomNetwork", "rows_of"]
 
+_NOTHING = nullcontext()
+
+
+def _module(name: str) -> property:
+    """Return a property for a module that each pass asks for many times, and that torch looks for last."""
+
+    def get(self: nn.Module) -> Any:
+        try:
+            return self._modules[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    return property(get)
+
 
 class RandomNetwork(nn.Module):
     """A network, the law of what is random in it, and the passes that are made of both.
@@ -57,7 +71,12 @@ class RandomNetwork(nn.Module):
         runtime: The lock, the modes and the dry runs, which no copy takes over.
     """
 
-    likelihood: Likelihood
+    if TYPE_CHECKING:
+        network: nn.Module
+        law: Law
+        likelihood: Likelihood
+    else:
+        network, law, likelihood = (_module(name) for name in ("network", "law", "likelihood"))
 
     def __init__(self, network: nn.Module, law: Law) -> None:
         super().__init__()
@@ -154,20 +173,19 @@ class RandomNetwork(nn.Module):
 
     def _stacked(self, p: Pass, stacking: Stacking) -> Patch:
         """Return layers that have the tensors of several draws."""
-        stacks = self._drawn(p.keys, stacking.size)
+        stacks = self._drawn(p.keys, stacking)
         if self.statistics is not None:
             places = [self.law.row_of(key) + 1 for key in p.keys]
             stacks |= {name: rows[places] for name, rows in self.statistics.rows.as_dict().items()}
         return Patch(self.law.own.as_dict(), stacking.forwards(p, stacks))
 
-    def _drawn(self, keys: tuple[Key, ...], size: int) -> dict[str, Stack]:
-        """Return the tensors of several draws, of `size` numbers each; from memory if they are those of before."""
+    def _drawn(self, keys: tuple[Key, ...], stacking: Stacking) -> dict[str, Stack]:
+        """Return the tensors of several draws; from memory if they are those of before."""
         law = self.law
         if not law.made or torch.is_grad_enabled():
             return law.stacked(keys)
-        means = [tensor_of(self.network, name) for name in law.names]
-        state = state_of([*means, *all_tensors(law), *all_tensors(self.likelihood)])
-        return self.runtime.kept.get(keys, state, len(keys) * size, lambda: law.stacked(keys))
+        state = state_of([*stacking.held(), *all_tensors(law), *all_tensors(self.likelihood)])
+        return self.runtime.kept.get(keys, state, len(keys) * stacking.size, lambda: law.stacked(keys))
 
     def components(self, trace: Trace | None = None) -> list[Component] | Refusal:
         """Return the law as a mixture of Gaussians, with the statistics that belong to its mean, or why it is none."""
@@ -212,13 +230,13 @@ class RandomNetwork(nn.Module):
             finally:
                 runtime.runner = before
 
-    @contextmanager
-    def _prepared(self, p: Pass) -> Iterator[None]:
+    def _prepared(self, p: Pass) -> AbstractContextManager[None]:
         """Arrange for the statistics of normalisation, which the law's forwards build on."""
+        return self._norms_prepared(p) if self.law.keep_statistics or p.ood_rows else _NOTHING
+
+    @contextmanager
+    def _norms_prepared(self, p: Pass) -> Iterator[None]:
         network, keep = self.network, self.law.keep_statistics
-        if not (keep or p.ood_rows):
-            yield
-            return
         if torch.is_grad_enabled():
             self.runtime.guard.watch("norms", lambda: tracking_norms(network).values(), self._again)
         with statistics_kept(network, keep), statistics_apart(network, p.ood_rows, p.rows):
@@ -235,9 +253,9 @@ class RandomNetwork(nn.Module):
         if patch.tensors and runtime.slots.keys() != patch.tensors.keys():
             runtime.slots = find_slots(network, patch.tensors)
         with (
-            runtime.guard.at_rest(),
-            patched_forward(compilable(network, patch.forwards)) if patch.forwards else nullcontext(),
-            swapped(runtime.slots, patch.tensors) if patch.tensors else nullcontext(),
+            runtime.guard.at_rest() if runtime.guard.layers else _NOTHING,
+            patched_forward(compilable(network, patch.forwards)) if patch.forwards else _NOTHING,
+            swapped(runtime.slots, patch.tensors) if patch.tensors else _NOTHING,
         ):
             yield
 

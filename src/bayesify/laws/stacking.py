@@ -78,6 +78,14 @@ class Stacking:
     size: int
     convolves: bool
 
+    def held(self) -> list[Tensor]:
+        """Return the network's own tensors in the places of those that differ."""
+        pairs = [(module, name) for module, layer in self.layers.items() for name in layer.tensors]
+        found: list[Any] = [
+            module._parameters[name] if name in module._parameters else module._buffers[name] for module, name in pairs
+        ]
+        return found
+
     def forwards(self, p: Pass, stacks: Mapping[str, Stack]) -> dict[nn.Module, Callable[..., Tensor]]:
         """Return the layers' forwards in a pass.
 
@@ -184,7 +192,7 @@ def _linear(layer: nn.Linear, x: Tensor, visit: _Visit) -> Tensor:
     if weight is None:
         y = functional.linear(flat, layer.weight)
         y = y if bias is None else y + bias[:, None].to(y.dtype)
-    elif not isinstance(weight, Tensor) and weight[0].numel() >= LARGE:
+    elif layer.weight.numel() >= LARGE and _is_read_alone(weight, flat):
         parts = flat.expand(visit.draws, -1, -1)
         if flat.shape[1] == 1:
             y = torch.stack([one @ part for part, one in zip(parts[:, 0], weight, strict=True)])[:, None]
@@ -196,8 +204,17 @@ def _linear(layer: nn.Linear, x: Tensor, visit: _Visit) -> Tensor:
     return visit.join(y if whole.ndim == 3 else y.reshape(visit.draws, *whole.shape[1:-1], y.shape[-1]))
 
 
+def _is_read_alone(weight: Stack, x: Tensor) -> bool:
+    """Return whether each draw's product with a large weight is taken by itself, as a plain network takes it.
+
+    It then takes what its weight takes to be read, which a product of all draws does on some processors alone: at one
+    row up to twice as long, in the one order or in the other. While all draws have one row, they are one product.
+    """
+    return not isinstance(weight, Tensor) or (x.shape[1] <= FEW_ROWS and x.shape[:2] != (1, 1))
+
+
 def _products(x: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
-    """Return x_s W_s' + b_s of each draw, (S, n, D), in whichever order is fastest.
+    """Return x_s W_s' + b_s of each draw, (S, n, D): as one product of all weights where that is fastest.
 
     Args:
         x: (S, n, E), or (1, n, E) while all draws have one.
@@ -205,12 +222,10 @@ def _products(x: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
         bias: (S, D), or (1, D); None without.
     """
     draws, outputs, rows = len(weights), weights.shape[1], x.shape[1]
-    if len(x) == 1 and outputs <= min(FEW_OUTPUTS, rows):
+    if len(x) == 1 and (rows == 1 or outputs <= min(FEW_OUTPUTS, rows)):
         shift = None if bias is None else bias.expand(draws, -1).reshape(-1)
         return functional.linear(x[0], weights.flatten(0, 1), shift).view(rows, draws, outputs).transpose(0, 1)
     x = x.expand(draws, -1, -1)
-    if rows <= FEW_ROWS and weights[0].numel() >= LARGE:  # weights are read fastest as they lie
-        return (weights @ x.mT if bias is None else torch.baddbmm(bias[..., None], weights, x.mT)).mT
     return x @ weights.mT if bias is None else torch.baddbmm(bias[:, None], x, weights.mT)
 
 

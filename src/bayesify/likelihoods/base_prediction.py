@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,7 +13,10 @@ from torch import Tensor
 from bayesify._core.deprecation import warn_renamed
 from bayesify.likelihoods.display import Displayed
 
-__all__ = ["Prediction", "average", "spread", "stacked"]
+if TYPE_CHECKING:
+    from typing_extensions import Self  # in typing from Python 3.11 on
+
+__all__ = ["Prediction", "average", "nothing", "spread", "stacked"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -25,14 +28,51 @@ class Prediction(Displayed):
     Attributes:
         unit: What uncertainties are shown in, see `deviation`.
         answers: The names of what a program that was exported returns.
+        details: Fields that most who predict do not look at, and that can wait until somebody does.
     """
 
     unit: ClassVar[str] = ""
     answers: ClassVar[tuple[str, ...]] = ()
+    details: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def waiting(cls, make: Callable[[], dict[str, Tensor]], **known: Any) -> Self:
+        """Return a prediction whose `details` are made when one of them is first asked for.
+
+        Args:
+            make: Makes them, by name.
+            known: The other fields; those that are left out have their default.
+        """
+        made = object.__new__(cls)
+        made.__dict__.update(known, _make=make)
+        return made
+
+    def complete(self) -> Self:
+        """Make the details that wait, if any do, and let go of what they are made of; return the prediction."""
+        make = self.__dict__.get("_make")
+        if make is not None:  # two threads that ask at once both make them
+            known = {name: value for name, value in self.__dict__.items() if name != "_make"}
+            self.__dict__.update(type(self)(**{**known, **make()}).__dict__)
+            self.__dict__.pop("_make", None)
+        return self
+
+    if not TYPE_CHECKING:  # which would find every name
+
+        def __getattr__(self, name: str) -> Any:
+            """Find a detail."""
+            if name in self.details:
+                self.complete()
+            if name not in self.__dict__:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            return self.__dict__[name]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copy and pickle numbers."""
+        return self.complete().__dict__
 
     def __len__(self) -> int:
         """Return the number of examples."""
-        return self._fields()[0][1].shape[0]
+        return len(self.first_field())
 
     def __getitem__(self, rows: Any) -> Prediction:
         """Take some of the examples, by a slice, a mask or a tensor of positions."""
@@ -155,12 +195,21 @@ class Prediction(Displayed):
         """Return KL(self || other) of two predictive distributions for each example and position, in nats."""
         raise ValueError(f"There is no divergence of a {type(self).__name__} from a {type(other).__name__}.")
 
+    def first_field(self) -> Tensor:
+        """Return the answers: log-probabilities, means, rates or features, (B, ...)."""
+        found: Tensor = getattr(self, dataclasses.fields(self)[0].name)
+        return found
+
     def _fields(self) -> list[tuple[str, Tensor]]:
         pairs = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
         return [(name, value) for name, value in pairs if isinstance(value, Tensor)]
 
     def _map(self, function: Any) -> Prediction:
         return dataclasses.replace(self, **{name: function(name, t) for name, t in self._fields()})
+
+
+def nothing() -> None:
+    """Return None: the default of a field that may wait, which a default of the class would answer for."""
 
 
 def stacked(parts: Sequence[Prediction], name: str) -> Tensor:

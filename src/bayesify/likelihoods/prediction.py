@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bayesify._core.deprecation import warn_renamed
 from bayesify._core.maths import IGNORED, as_double, entropy, exact_top, gaussian_log_prob, label_log_prob
-from bayesify.likelihoods.base_prediction import Prediction, average, spread, stacked
+from bayesify.likelihoods.base_prediction import Prediction, average, nothing, spread, stacked
 from bayesify.likelihoods.pooling import normalised
 
 __all__ = ["ClassificationPrediction", "FeaturePrediction", "Prediction", "RegressionPrediction"]
@@ -59,21 +59,22 @@ class ClassificationPrediction(Prediction):
     unit = "nats"
     answers = ("probs", "total", "aleatoric", "epistemic")
     columns = ("label", "confidence", "total", "aleatoric", "epistemic", "probs")
+    details = ("variation_ratio", "model_variance", "logits_mean", "logits_variance", "energy")
 
     log_probs: Tensor
     aleatoric: Tensor
     epistemic: Tensor
     variation_ratio: Tensor
     model_variance: Tensor
-    logits_mean: Tensor | None = None
-    logits_variance: Tensor | None = None
+    logits_mean: Tensor | None = field(default_factory=nothing)
+    logits_variance: Tensor | None = field(default_factory=nothing)
     samples: Tensor | None = None
     predictor: str | None = None
     view_epistemic: Tensor | None = None
     averaged: Tensor | None = None
     normaliser: Tensor | None = None
     exponent: float = 1.0
-    energy: Tensor | None = None
+    energy: Tensor | None = field(default_factory=nothing)
 
     def __post_init__(self) -> None:
         """Let votes for outputs that are NaN not look unanimous."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from operator import length_hint
 from typing import TYPE_CHECKING, Any
@@ -171,7 +172,8 @@ def predict(
     def predicted(batch: Any) -> list[Prediction]:
         batch = in_network_type(to_device(batch if direct else inputs_of(batch), device), posterior.network)
         # The lock keeps other threads from seeing, and from ending, this evaluation mode.
-        with torch.inference_mode(False), torch.no_grad(), posterior.lock, evaluation_mode(posterior.network):
+        recorded = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+        with recorded, torch.no_grad(), posterior.lock, evaluation_mode(posterior.network):
             found = _predict_batch(posterior, predictor, batch, request, chunk_size, progress and direct)
         return found if direct else [prediction.cpu() for prediction in found]
 
@@ -200,7 +202,8 @@ def _predict_batch(
         each = spread is not None and spread.ndim > 0 and len(spread) == count
         for start in bar(range(0, count, rows), "predict", shown=progress):
             part = slice_rows(batch, start, min(start + rows, count)) if count > rows else batch
-            parts.append(run(part, spread[start : start + rows] if each and spread is not None else spread))
+            made = run(part, spread[start : start + rows] if each and spread is not None else spread)
+            parts.append(made.complete() if count > rows else made)  # what waits has all draws in memory
     except BaseException:
         posterior.runtime.forget(trace)
         raise

@@ -93,7 +93,8 @@ def layout_of(posterior: Posterior, inputs: Any, keys: Sequence[Key], trace: Tra
     trace = trace or posterior.trace(inputs)
     several = len(keys) > 1
     # A batch norm that learns has statistics of one draw's rows. A bank that was empty has samples later.
-    training = any(m.training for m in all_modules(posterior.network))
+    modules: list[nn.Module] = trace.conclude("modules", lambda: all_modules(posterior.network))
+    training = any(m.training for m in modules)
     learning = training and any(m.training for m in batch_norms(posterior.network).values())
     key = ("layout", posterior.law.functions, several, learning)
     if key in trace.memo:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -26,7 +27,10 @@ def warn_of_nan(posterior: Posterior, inputs: Any, parts: Sequence[Prediction], 
         parts: Its predictions.
         stacklevel: Of the caller who made the inputs.
     """
-    answers = [getattr(part, name) for part in parts for name in part.answers[:1]]
+    answers = [part.first_field() for part in parts if part.answers]
+    # A sum is NaN where one of its numbers is, and seldom else.
+    if not any(math.isnan(answer.sum().item()) for answer in answers):
+        return
     if not any(bool(answer.isnan().any()) for answer in answers):
         return
     wrong = torch.cat([_rows_of_nan(answer) for answer in answers])

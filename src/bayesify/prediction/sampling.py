@@ -34,9 +34,11 @@ def add_views(
 ) -> None:
     """Evaluate draws on views of the inputs, as `Views.plan` has it; see `add_draws`."""
     for index, keys in plan:
-        view = views[index]
-        seen = Seen(stream, view, index, posterior.likelihood, inputs)
-        add_draws(posterior, view(inputs), keys, stream if views is ONE else seen)
+        if views is ONE:
+            add_draws(posterior, inputs, keys, stream)
+        else:
+            seen = Seen(stream, views[index], index, posterior.likelihood, inputs)
+            add_draws(posterior, views[index](inputs), keys, seen)
 
 
 def _add(posterior: Posterior, inputs: Any, keys: Sequence[Key], stream: Stream, layout: Layout, trace: Trace) -> None:

@@ -11,7 +11,6 @@ from torch.nn.functional import softplus
 
 import bayesify
 from bayesify import IBNN
-from bayesify._core.random import Key, Noise, keyed_numbers
 from bayesify.laws import Pass
 from bayesify.laws.input_factors.law import inverse_softplus
 
@@ -237,10 +236,25 @@ def test_draws_are_rows_of_a_pass_and_keep_no_weights():
     assert before == {name: tensor.data_ptr() for name, tensor in made.network.state_dict().items()}
 
 
-def test_noise_that_is_kept_is_that_of_its_draws_and_shape():
-    noise, like = Noise(), torch.zeros(3)
-    some, others = [Key(0, 1), Key(0, 2)], [Key(0, 1), Key(5, 2)]
-    for keys, shape in ((some, [3]), (some, [3]), (others, [3]), (some, [4]), (some[:1], [4])):
-        naive = torch.stack([keyed_numbers(key, "inputs", shape, like) for key in keys])
-        assert torch.equal(noise.rows(keys, "inputs", shape, like), naive)
-    assert noise.rows(some, "inputs", [3], like.double()).dtype == torch.float64
+@torch.no_grad()
+def test_factors_that_are_kept_are_those_of_the_draws_however_they_change():
+    made = posterior()
+    law, keys = made.law, tuple(made.keys(6, seed=3))
+
+    def right() -> None:
+        for _ in range(2):
+            for some in (keys, keys[1:]):
+                each = torch.stack([law.to_network(law.factors(key))(X) for key in some])
+                torch.testing.assert_close(made.evaluate(X, some), each, **EXACT)
+
+    right()
+    law.component_rhos.data[:, :2] = -torch.inf
+    right()
+    law.component_rhos.data[0, -1] += 1
+    right()
+    law.component_means.data[1, 0] += 1
+    right()
+    law.component_means.mul_(2)
+    right()
+    assert law._kept._found
+    assert not copy.deepcopy(made).law._kept._found

@@ -149,7 +149,7 @@ def test_alpha_dropout_masks_enumerated():
     for bits in itertools.product([0.0, 1.0], repeat=3):
         uniform = torch.tensor(bits, dtype=torch.float64)  # 1 is kept
         weight = 0.7 ** uniform.sum() * 0.3 ** (1 - uniform).sum()
-        output = posterior.network[1](layer._combine(x, uniform)).detach()
+        output = posterior.network[1](layer._combine(x, layer._mask.of(uniform, x.dtype))).detach()
         mean, square = mean + weight * output, square + weight * output**2
     found = linearised(posterior, x)
     torch.testing.assert_close(found.outputs, mean, **EXACT)

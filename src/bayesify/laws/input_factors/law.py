@@ -12,15 +12,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from bayesify._core.random import Key, keyed_rows, shuffled
+from bayesify._core.random import Key, keyed_rows, spread_keys
+from bayesify._core.state import state_of
 from bayesify.laws.components import Component
 from bayesify.laws.input_factors.kl import Divergence, divergence
 from bayesify.laws.input_factors.latents import Latent, Layer, find_layers
 from bayesify.laws.input_factors.scaling import CommonFactors, DrawnFactors, Factors, scaled_forward
+from bayesify.laws.kept import KeptDraws
 from bayesify.laws.law import Law, Rescaling, check_count
 from bayesify.laws.passes import Arranged, BatchDim, Kind, Pass, Patch, Refusal
 from bayesify.laws.patching import forbid_fused_layers
 from bayesify.laws.recomputation import without_guards
+from bayesify.laws.stacking import whole_stack
 from bayesify.laws.trace import Trace
 
 __all__ = ["FactorPlan", "InputFactorLaw", "inverse_softplus"]
@@ -101,6 +104,7 @@ class InputFactorLaw(Law):
         self.component_means = nn.Parameter(ones)
         self.component_rhos = nn.Parameter(torch.full_like(ones, -math.inf))
         self._warned = False
+        self._kept = KeptDraws()
         forbid_fused_layers(network, {network.get_submodule(layer.name) for layer in self.layers})
 
     @property
@@ -129,9 +133,7 @@ class InputFactorLaw(Law):
             return Patch({**own, **self.folded(self.factors(p.key))})
         plan = self.plan(p.trace or Trace())
         if p.kind == "draw":
-            rows = self._drawn(
-                p.keys, p.noise.rows(p.keys, "inputs", self.component_means[0].shape, self.component_means)
-            )
+            rows = self._rows(p.keys)
             rows = rows if p.rows == 1 else rows.repeat_interleave(p.rows, 0)
             return Patch(own, self._scaled(plan, DrawnFactors(self._by_latent(rows), plan.calls, p=p)))
         components = self._components_of(p, plan)
@@ -165,14 +167,21 @@ class InputFactorLaw(Law):
 
     def factors(self, key: Key) -> Tensor:
         """Return the factors of a draw, (N,): a component and its noise."""
-        means = self.component_means
-        return self._drawn([key], keyed_rows([key], "inputs", means[0].shape, means))[0]
+        return self._drawn([key])[0]
 
-    def _drawn(self, keys: Sequence[Key], noise: Tensor) -> Tensor:
+    def _rows(self, keys: tuple[Key, ...]) -> Tensor:
+        """Return the factors of several draws, (S, N); from memory if they are those of before."""
+        if torch.is_grad_enabled():
+            return self._drawn(keys)
+        means = self.component_means
+        state, numbers = state_of([means, self.component_rhos]), len(keys) * means.shape[1]
+        return whole_stack(self._kept.get(keys, state, numbers, lambda: {"inputs": self._drawn(keys)})["inputs"])
+
+    def _drawn(self, keys: Sequence[Key]) -> Tensor:
         """Return the factors of draws, (S, N), z_s = m_k + s_k e_s with the component k of each."""
-        number = self.num_components
+        number, means = self.num_components, self.component_means
         parts = [(key.path[0] if key.path else key.index) % number for key in keys]
-        means, which = self.component_means, torch.tensor(parts, device=self.component_means.device)
+        which, noise = torch.tensor(parts, device=means.device), keyed_rows(keys, "inputs", means[0].shape, means)
         return means.index_select(0, which) + self.component_stds.index_select(0, which) * noise.to(means.dtype)
 
     def folded(self, factors: Tensor) -> dict[str, Tensor]:
@@ -269,11 +278,7 @@ class InputFactorLaw(Law):
 
     def keys(self, num_draws: int | None, seed: int) -> list[Key]:
         """Spread the draws evenly over the components; which of them get one more, the seed decides."""
-        number = self.num_components
-        order = shuffled(number, seed)
-        count = check_count(num_draws, self.default_draws)
-        parts = sorted(order[index % number] for index in range(count))
-        return [Key(seed, index, (part,)) for index, part in enumerate(parts)]
+        return list(spread_keys(check_count(num_draws, self.default_draws), seed, self.num_components))
 
     def components(self, trace: Trace | None = None) -> list[Component]:
         """Return one component for each of the mixture, over the factors of each parameter."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ class Factors:
 
     factors: Mapping[Latent, Tensor]
     calls: Calls
-    counted: Counter[str] = field(default_factory=Counter)
+    counted: dict[str, int] = field(default_factory=partial(defaultdict, int))
 
     def visit(self, layer: Layer) -> BatchDim | None:
         """Return where the batch is in the layer's present call, as far as it is known."""
