@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from bayesify._core.maths import scaled_channels
+
 __all__ = ["batch_norm_each"]
 
 CHUNK = 2**18  # numbers
@@ -54,7 +56,7 @@ class _BatchNormEach(Function):
         offset = shift - slope * mean
         ctx.save_for_backward(x, scale, mean, factor)
         ctx.training = training
-        return _affine(x, slope, offset).detach()  # no view, so that an activation may change it in place
+        return scaled_channels(x, slope, offset).detach()  # no view, so that an activation may change it in place
 
     @staticmethod
     @once_differentiable
@@ -67,12 +69,12 @@ class _BatchNormEach(Function):
             return None, of_scale, of_shift, None
         slope = scale * factor
         if not ctx.training:
-            return (flow * slope[..., None]).view(x.shape), of_scale, of_shift, None
+            return scaled_channels(flow, slope).view(x.shape), of_scale, of_shift, None
         # The statistics depend on x too: take off the mean of the gradient, and its part along x.
         count = flat.shape[0] * flat.shape[2]
         along = factor**2 * (scale * of_scale).sum(0) / count
         level = along * mean - factor * (scale * of_shift).sum(0) / count
-        of_x = _affine(flow, slope, level.expand_as(slope)).addcmul_(flat, along[:, None], value=-1)
+        of_x = scaled_channels(flow, slope, level.expand_as(slope)).addcmul_(flat, along[:, None], value=-1)
         return of_x.view(x.shape), of_scale, of_shift, None
 
 
@@ -99,18 +101,6 @@ def _statistics(
 def _by_rows(x: Tensor) -> bool:
     """Return whether torch's functions of whole rows of an activation are the fast ones."""
     return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
-
-
-def _affine(x: Tensor, slope: Tensor, offset: Tensor) -> Tensor:
-    """Return slope x + offset, with a number of each for each row and channel, (N, C)."""
-    if not _by_rows(x) or x.ndim == 2 or not x.is_contiguous():
-        each = (*slope.shape, *[1] * (x.ndim - 2))
-        return torch.addcmul(offset.view(each), x, slope.view(each))
-    # As a normalisation with mean 0 and variance 1, since with two numbers that broadcast torch goes entry by entry.
-    number = slope.numel()
-    mean, var = slope.new_zeros(number), slope.new_ones(number)
-    whole = x.view(1, number, -1)
-    return torch.batch_norm(whole, slope.view(-1), offset.reshape(-1), mean, var, False, 0.0, 0.0, False).view(x.shape)
 
 
 def _sums(flow: Tensor, flat: Tensor) -> tuple[Tensor, Tensor]:
