@@ -25,7 +25,7 @@ from torch import Tensor, nn
 import bayesify
 from bayesify import ABNN, DeepEnsemble, Streamlined
 from bayesify.evaluation.checking import _interval, _rank_correlation
-from benchmarks.timing import keep, medians, plain_step
+from benchmarks.timing import keep, medians, plain_step, settle_allocator
 from experiments.data import load
 from experiments.networks import cifar_inputs, pretrained
 
@@ -186,6 +186,7 @@ def main() -> None:
     if arguments.matched:
         keep("abnn", {"members in one pass": matched(arguments)}, **vars(arguments))
         return
+    settle_allocator()
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(arguments.batch, 3, 32, 32, generator=generator)
     y = torch.randint(10, (arguments.batch,), generator=generator)

@@ -23,7 +23,7 @@ import bayesify
 from bayesify.laws.gaussian import functions
 from bayesify.layers import Convolution
 from benchmarks.peers import gaussian_networks, peer_prediction, peer_step
-from benchmarks.timing import keep, plain_step, seconds
+from benchmarks.timing import keep, plain_step, seconds, settle_allocator
 from experiments.networks import CifarResNet, pretrained
 
 KINDS = ("auto", "exemplar", "flipout", "shared")
@@ -169,6 +169,7 @@ def main() -> None:
     if arguments.layers:
         layers(arguments.repeats)
         return
+    settle_allocator()
     parts: dict[str, Callable[[], dict[str, float]]] = {
         "step of ResNet-20": lambda: step_ratios("resnet20", arguments.repeats, arguments.kinds),
         "step of the MLP": lambda: step_ratios("mlp", 10 * arguments.repeats, arguments.kinds),

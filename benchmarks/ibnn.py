@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 import bayesify
 from bayesify import IBNN
 from bayesify.laws import InputFactorLaw
-from benchmarks.timing import keep, medians, plain_step
+from benchmarks.timing import keep, medians, plain_step, settle_allocator
 from experiments.networks import CifarResNet
 
 STEPS = {
@@ -157,6 +157,7 @@ def main() -> None:
         )
     if arguments.part == "sizes":
         return
+    settle_allocator()
     torch.manual_seed(0)
     x, y = torch.randn(arguments.batch, 3, 32, 32), torch.randint(10, (arguments.batch,))
     doubled = plain_step(CifarResNet(3), x.repeat(2, 1, 1, 1), y.repeat(2))

@@ -4,24 +4,23 @@
 several batch sizes, interleaved with the plain network, and prints medians of ratios: of the process's own time with
 one thread (OMP_NUM_THREADS=1). `--network mlp` takes an MLP 784-400-400-10 instead, `--methods` some of the
 posteriors. "reading the weights" is what the numbers that 20 draws have in tensors of their own take to be read once.
-
-The C library's allocator gives memory of some megabytes back after each use, and gets it again page by page, until a
-process has freed a larger piece; `settle_allocator` frees one, as loading a data set does, so that it is passes that
-are timed.
+Predictions have one seed, so that weights which are kept are there from the second on; `--new-seeds` gives each its
+own, whose weights are made first.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count, repeat
 
 import torch
 from torch import Tensor, nn
 
 import bayesify
 from benchmarks.sgld import mlp
-from benchmarks.timing import keep, seconds
+from benchmarks.timing import keep, seconds, settle_allocator
 from experiments.networks import pretrained
 
 POSTERIORS: dict[str, Callable[[nn.Module], bayesify.Posterior]] = {
@@ -72,13 +71,13 @@ def reading(posterior: bayesify.Posterior, inputs: Tensor, draws: int) -> Callab
     return read
 
 
-def settle_allocator() -> None:
-    """Let the allocator keep what passes free; see above."""
-    torch.zeros(2**23 - 2**14)
-
-
 def ratios(
-    network: nn.Module, posterior: bayesify.Posterior, inputs: Tensor, draws: int, repeats: int
+    network: nn.Module,
+    posterior: bayesify.Posterior,
+    inputs: Tensor,
+    draws: int,
+    repeats: int,
+    seeds: Iterator[int],
 ) -> dict[str, float]:
     """Return medians, over rounds, of the times of a prediction and of reading its weights, over a plain pass's."""
     plain_passes = max(1, 64 // inputs.shape[0])
@@ -89,7 +88,7 @@ def ratios(
             network(inputs)
 
     def predicted() -> None:
-        bayesify.predict(posterior, inputs, num_draws=draws, seed=0)
+        bayesify.predict(posterior, inputs, num_draws=draws, seed=next(seeds))
 
     functions: dict[str, Callable[[], None]] = {"plain": plain, "": predicted}
     if (read := reading(posterior, inputs, draws)) is not None:
@@ -109,12 +108,14 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=20)
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 8, 32, 128])
     parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--new-seeds", action="store_true", help="a seed of its own for each prediction")
     parser.add_argument("--methods", nargs="*", choices=[*POSTERIORS, []], default=list(POSTERIORS))
     arguments = parser.parse_args()
     settle_allocator()
     torch.manual_seed(0)
     network, inputs = network_and_inputs(arguments.network)
     network.eval()
+    seeds = count() if arguments.new_seeds else repeat(0)
     rows: dict[str, dict[str, float]] = {}
     for name in arguments.methods:
         if name in (OF_RESNET if arguments.network == "mlp" else OF_MLP):
@@ -122,11 +123,12 @@ def main() -> None:
         posterior = POSTERIORS[name](network)
         rows[name] = {}
         for size in arguments.batches:
-            found = ratios(network, posterior, inputs(size), arguments.draws, arguments.repeats)
+            found = ratios(network, posterior, inputs(size), arguments.draws, arguments.repeats, seeds)
             rows[name] |= {f"batch {size}{what}": value for what, value in found.items()}
         print(name, rows[name], flush=True)
     settings = {"draws": arguments.draws, "repeats": arguments.repeats, "threads": torch.get_num_threads()}
-    keep("predict", {f"{arguments.draws} draws of {arguments.network}": rows}, network=arguments.network, **settings)
+    title = f"{arguments.draws} draws of {arguments.network}" + ", new seeds" * arguments.new_seeds
+    keep("predict", {title: rows}, network=arguments.network, **settings)
 
 
 if __name__ == "__main__":

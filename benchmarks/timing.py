@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from experiments.records import Records
 
-__all__ = ["keep", "medians", "plain_step", "seconds"]
+__all__ = ["keep", "medians", "plain_step", "seconds", "settle_allocator"]
 
 RESULTS = Path(__file__).parent / "results"
 BEGAN = time.perf_counter()  # of the run
@@ -31,6 +31,15 @@ def plain_step(network: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
         optimizer.step()
 
     return step
+
+
+def settle_allocator() -> None:
+    """Let the allocator keep what passes free, so that it is passes that are timed.
+
+    The C library's gives memory of some megabytes back after each use, and gets it again page by page, until a process
+    has freed a larger piece, as loading a data set does.
+    """
+    torch.zeros(2**23 - 2**14)
 
 
 def seconds(function: Callable[[], object]) -> float:

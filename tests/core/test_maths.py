@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from bayesify._core.maths import at_least_float32, entropy, minimise, softmax_below
+from bayesify._core.maths import at_least_float32, entropy, minimise, scaled_channels, softmax_below
 
 
 def test_half_precision_is_promoted_and_the_rest_kept():
@@ -18,6 +18,23 @@ def test_half_precision_is_promoted_and_the_rest_kept():
         (torch.float64, torch.float64),
     ]:
         assert at_least_float32(torch.zeros(1, dtype=given_dtype)).dtype == wanted
+
+
+@pytest.mark.parametrize("shift", [True, False])
+@pytest.mark.parametrize("shape", [(3, 4), (3, 4, 5), (3, 4, 5, 2), (0, 4, 5)])
+@pytest.mark.parametrize("order", ["contiguous", "transposed"])
+def test_channels_are_scaled_and_shifted_with_all_gradients(shape: tuple[int, ...], shift: bool, order: str):
+    torch.manual_seed(0)
+    x = torch.randn(shape, dtype=torch.float64)
+    x = (x if order == "contiguous" else x.transpose(0, -1).contiguous().transpose(0, -1)).requires_grad_()
+    a, c = (torch.randn(shape[:2], dtype=torch.float64, requires_grad=True) for _ in range(2))
+    each = (*shape[:2], *[1] * (len(shape) - 2))
+    found = scaled_channels(x, a, c if shift else None)
+    wanted = x * a.view(each) + (c.view(each) if shift else 0)
+    torch.testing.assert_close(found, wanted, rtol=1e-14, atol=1e-14)
+    flow, inputs = torch.randn_like(wanted), (x, a, c) if shift else (x, a)
+    for one, other in zip(*(torch.autograd.grad(y, inputs, flow) for y in (found, wanted)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
 def test_entropy_against_torch_distributions():

@@ -127,6 +127,7 @@ def test_gaussian_weights(name: str, noise: str, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("noise", ["exemplar", "flipout"])
 def test_gaussian_weights_in_several_chunks(noise: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(functions, "CHUNK", 50)
+    monkeypatch.setattr(functions, "FLIPPED_CHUNK", 50)
     network, x = _network("conv2d without bias")
     _assert_same(convert(network, BayesAdapter(estimator=noise, start_std=(0.1, 0.3))), x)
 

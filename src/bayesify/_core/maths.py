@@ -22,6 +22,7 @@ __all__ = [
     "log_rest",
     "minimise",
     "rank_one_factors",
+    "scaled_channels",
     "softmax_below",
 ]
 
@@ -39,6 +40,34 @@ def at_least_float32(x: Tensor) -> Tensor:
 def as_double(x: Tensor) -> Tensor:
     """Return float64, in main memory where the device has none."""
     return (x.cpu() if x.device.type == "mps" else x).double()
+
+
+def scaled_channels(x: Tensor, scale: Tensor, shift: Tensor | None = None) -> Tensor:
+    """Return a x + c for an activation (N, C, ...), with numbers a, and c where it is given, of each row and channel.
+
+    Args:
+        x: The activation.
+        scale: a, (N, C).
+        shift: c, (N, C).
+
+    Example:
+        >>> scaled_channels(torch.ones(2, 1, 3), torch.tensor([[2.0], [3.0]]))
+        tensor([[[2., 2., 2.]],
+        <BLANKLINE>
+                [[3., 3., 3.]]])
+    """
+    rows = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and x.ndim > 2 and x.is_contiguous()
+    plain = type(x) is Tensor and type(scale) is Tensor and not torch.compiler.is_compiling()
+    if not rows or not plain or x.dtype != scale.dtype or not x.numel():
+        each = (*scale.shape, *[1] * (x.ndim - 2))
+        return x * scale.view(each) if shift is None else torch.addcmul(shift.view(each), x, scale.view(each))
+    # As a normalisation of N C channels with mean 0 and variance 1. Numbers that broadcast are met entry by entry where
+    # there are two of them, and their gradients are sums of products that are written first: this is one loop each.
+    number = scale.numel()
+    mean, var = scale.new_zeros(number), scale.new_ones(number)
+    own = None if shift is None else shift.reshape(-1)
+    made = torch.batch_norm(x.view(1, number, -1), scale.reshape(-1), own, mean, var, False, 0.0, 0.0, False)
+    return made.view(x.shape)
 
 
 def label_log_prob(log_probs: Tensor, labels: Tensor, ignore_index: int = IGNORED) -> Tensor:

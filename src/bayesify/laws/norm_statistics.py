@@ -17,7 +17,7 @@ from bayesify.laws.patching import Slots, patched_forward, swapped
 __all__ = ["normalise_apart", "ood_entries", "statistics_apart", "statistics_kept", "tracking_norms"]
 
 
-Normalise = Callable[[slice, Tensor | None, Tensor | None, bool, float], Tensor]
+Normalise = Callable[[slice | None, Tensor | None, Tensor | None, bool, float], Tensor]
 
 
 def ood_entries(x: Tensor, ood: int, rows: int) -> int:
@@ -44,7 +44,8 @@ def normalise_apart(layer: Any, x: Tensor, ood: int, normalise: Normalise) -> Te
         layer: A batch normalisation.
         x: Its input.
         ood: How many of the last rows are OOD.
-        normalise: `normalise(rows, running_mean, running_var, training, momentum)` for a part of the rows.
+        normalise: `normalise(rows, running_mean, running_var, training, momentum)` for a part of the rows, or all of
+            them, None: a slice of all would be copied in the backward pass.
     """
     training = layer.training or (layer.running_mean is None and layer.running_var is None)
     momentum = 0.0 if layer.momentum is None else layer.momentum
@@ -54,11 +55,10 @@ def normalise_apart(layer: Any, x: Tensor, ood: int, normalise: Normalise) -> Te
             momentum = 1.0 / float(layer.num_batches_tracked)
     tracked = not layer.training or layer.track_running_stats
     mean, var = (layer.running_mean, layer.running_var) if tracked else (None, None)
-    everything = slice(0, len(x))
     if not ood or not training:
-        return normalise(everything, mean, var, training, momentum)
+        return normalise(None, mean, var, training, momentum)
     if ood == len(x):
-        return normalise(everything, layer.running_mean, layer.running_var, layer.running_mean is None, 0.0)
+        return normalise(None, layer.running_mean, layer.running_var, layer.running_mean is None, 0.0)
     own = slice(0, len(x) - ood)
     ordinary = normalise(own, mean, var, True, momentum)
     fixed = _batch_statistics(layer, x[own])

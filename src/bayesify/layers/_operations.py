@@ -37,6 +37,10 @@ class Operation(ABC):
     def shared_backward(self, grad: Tensor, x: Tensor, weight: Tensor, *, need_x: bool) -> Gradients:
         """Return the gradients of the input and of the one weight."""
 
+    def arranged(self, x: Tensor) -> Tensor:
+        """Return an activation as it should lie in memory for several products with one weight."""
+        return x
+
     @abstractmethod
     def each(self, x: Tensor, weights: Tensor) -> Tensor:
         """Apply to each example its own weight, (B, *weight)."""
@@ -110,6 +114,12 @@ class Convolution(Operation):
             groups, [need_x, True, False],
         )  # fmt: skip
         return of_x, of_weight
+
+    def arranged(self, x: Tensor) -> Tensor:
+        """Return images with their channels last, where a CPU's convolutions would copy them in each call."""
+        if x.ndim != 5 or x.device.type != "cpu":
+            return x
+        return x.flatten(0, 1).contiguous(memory_format=torch.channels_last).view(x.shape)
 
     def shared(self, x: Tensor, weight: Tensor) -> Tensor:
         """Apply one weight to all examples."""

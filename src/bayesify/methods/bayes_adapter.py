@@ -217,8 +217,8 @@ class BayesAdapter(Method):
         constants = _constants(law) if constants is None else constants
         decay = self.temperature / (num_data * self.std_of_prior(num_data) ** 2)
         centres, widths = law.prior_mean.as_dict(), law.prior_log_std.as_dict()
-        for name in law.names:
-            mean, log_std = law.tensor(name), tensor_of(law.log_std, name)
+        for name, log_std in law.log_std.as_dict().items():
+            mean = law.tensor(name)
             away = mean - centres[name] if centres else mean
             own = self.temperature / num_data * (-2 * widths[name]).exp() if widths else decay
             push = (2 * log_std).exp_().mul_(own).sub_(self.temperature / num_data)

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from bayesify.laws.gaussian import functions, kernels
+from bayesify.laws.gaussian.batch_norm import batch_norm_each
 from bayesify.laws.gaussian.site import Site, Visits
 from bayesify.laws.passes import BatchDim
 from tests.laws.gaussian import naive
@@ -52,6 +53,7 @@ def _gradients(y: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products_equal_a_loop_over_examples(name: str, kind: str, chunk: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(functions, "CHUNK", chunk)
+    monkeypatch.setattr(functions, "FLIPPED_CHUNK", chunk)
     monkeypatch.setattr(kernels, "FEW_POSITIONS", 0 if kind.endswith("each") else 10**9)
     kind = kind.partition(",")[0]
     make, shape = PRODUCTS[name]
@@ -79,6 +81,22 @@ def test_inputs_of_any_memory_order():
     for kind in ("exemplar", "flipout"):
         plain = naive.run(layer, x, kind, psi, ROWS)
         assert_close(naive.run(layer, x.to(memory_format=torch.channels_last), kind, psi, ROWS), plain, **EXACT)
+
+
+@pytest.mark.parametrize("few", [0, 10**9])
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+def test_flipout_keeps_the_memory_order_of_its_input(
+    order: torch.memory_format, few: int, monkeypatch: pytest.MonkeyPatch
+):
+    """So that `view` works behind it where it works behind a plain convolution."""
+    monkeypatch.setattr(kernels, "FEW_POSITIONS", few)
+    layer = _layer(lambda: nn.Conv2d(3, 4, 3, bias=False))
+    x = torch.randn(ROWS, 3, 6, 5, dtype=torch.float64).to(memory_format=order).requires_grad_()
+    y = naive.run(layer, x, "flipout", naive.log_stds(layer), ROWS)
+    expected = torch.contiguous_format if few == 0 else order  # a group for each example has them side by side
+    assert y.is_contiguous(memory_format=expected)
+    (gradient,) = _gradients(y, x)
+    assert gradient.is_contiguous(memory_format=expected)
 
 
 def test_a_batch_in_the_second_dimension():
@@ -176,11 +194,29 @@ def test_a_token_has_one_vector_in_an_example_and_others_elsewhere(kind: str):
     assert_close(log_std, deviations, **EXACT)  # d(std e)/d psi = std e
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_of_any_memory_order(training: bool):
+    torch.manual_seed(4)
+    scale, shift = (torch.randn(ROWS, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    x = torch.randn(ROWS, 3, 6, 5, dtype=torch.float64)
+    mean, var = torch.randn(3, dtype=torch.float64), torch.rand(3, dtype=torch.float64) + 0.5
+    for order in (torch.contiguous_format, torch.channels_last):
+        own = x.to(memory_format=order).requires_grad_()
+        y = batch_norm_each(own, scale, shift, mean.clone(), var.clone(), training, 0.1, 1e-3)
+        plain = nn.functional.batch_norm(own, mean.clone(), var.clone(), None, None, training, 0.1, 1e-3)
+        expected = plain * scale[..., None, None] + shift[..., None, None]
+        assert y.is_contiguous(memory_format=order)
+        assert_close(y, expected, **EXACT)
+        inputs = own, scale, shift
+        for found, wanted in zip(_gradients(y, *inputs), _gradients(expected, *inputs), strict=True):
+            assert_close(found, wanted, **EXACT)
+
+
 # -- which kernel -----------------------------------------------------------------------------------------------------
 
 
 def test_what_auto_takes():
-    cases = [(1, 500), (63, 500), (64, 500), (499, 500), (500, 500), (63, 2), (64, 2)]
+    cases = [(1, 500), (127, 500), (128, 500), (499, 500), (500, 500), (63, 2), (64, 2)]
     taken = [kernels.choose("auto", *case, local=False) for case in cases]
     each = "flipout, weights each"
     assert taken == ["flipout", "flipout", each, each, "exemplar", "flipout", "exemplar"]

@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from bayesify._core.maths import scaled_channels
+
 __all__ = ["batch_norm_each"]
 
 CHUNK = 2**18  # numbers
@@ -54,30 +56,25 @@ class _BatchNormEach(Function):
         offset = shift - slope * mean
         ctx.save_for_backward(x, scale, mean, factor)
         ctx.training = training
-        # No view, so that an activation may change it in place.
-        each = (*scale.shape, *[1] * (x.ndim - 2))
-        return torch.addcmul(offset.view(each), x, slope.view(each))
+        return scaled_channels(x, slope, offset).detach()  # no view, so that an activation may change it in place
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, scale, mean, factor = ctx.saved_tensors
         flat, flow = x.reshape(*x.shape[:2], -1), grad.reshape(*x.shape[:2], -1)
-        of_shift = flow.sum(-1)
-        products = torch.empty_like(of_shift)
-        for rows in _chunks(flat):
-            torch.sum(flow[rows] * flat[rows], -1, out=products[rows])
+        of_shift, products = _sums(flow, flat)
         of_scale = (products - mean * of_shift) * factor
         if not ctx.needs_input_grad[0]:
             return None, of_scale, of_shift, None
-        slope = (scale * factor)[..., None]
+        slope = scale * factor
         if not ctx.training:
-            return (flow * slope).view(x.shape), of_scale, of_shift, None
+            return scaled_channels(flow, slope).view(x.shape), of_scale, of_shift, None
         # The statistics depend on x too: take off the mean of the gradient, and its part along x.
         count = flat.shape[0] * flat.shape[2]
         along = factor**2 * (scale * of_scale).sum(0) / count
         level = along * mean - factor * (scale * of_shift).sum(0) / count
-        of_x = torch.addcmul(level[:, None], flow, slope).addcmul_(flat, along[:, None], value=-1)
+        of_x = scaled_channels(flow, slope, level.expand_as(slope)).addcmul_(flat, along[:, None], value=-1)
         return of_x.view(x.shape), of_scale, of_shift, None
 
 
@@ -85,7 +82,7 @@ def _statistics(
     flat: Tensor, running_mean: Tensor | None, running_var: Tensor | None, momentum: float
 ) -> tuple[Tensor, Tensor]:
     """Return mean and variance of each channel of (N, C, L), and update the running ones."""
-    if flat.dtype not in (torch.float32, torch.float64) or flat.device.type != "cpu":
+    if not _by_rows(flat):
         found: tuple[Tensor, Tensor] = torch.ops.aten.batch_norm_update_stats(flat, running_mean, running_var, momentum)
         return found
     # On a CPU torch adds up number by number; whole rows are several times faster.
@@ -99,6 +96,33 @@ def _statistics(
         running_mean.data.lerp_(mean.to(running_mean.dtype), momentum)
         running_var.data.lerp_((squares / (count - 1)).to(running_var.dtype), momentum)
     return mean, squares / count
+
+
+def _by_rows(x: Tensor) -> bool:
+    """Return whether torch's functions of whole rows of an activation are the fast ones."""
+    return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+
+
+def _sums(flow: Tensor, flat: Tensor) -> tuple[Tensor, Tensor]:
+    """Return sum_l g and sum_l g x of each row and channel of (N, C, L)."""
+    if not _by_rows(flat) or flat.shape[2] == 1:
+        return flow.sum(-1), (flow * flat).sum(-1)
+    # Both in one reading, as gradients of scales and shifts of channels that group normalisation takes one by one.
+    number = flat.shape[0] * flat.shape[1]
+    mean, factor = flat.new_zeros(1, number), flat.new_ones(1, number)
+    _, products, sums = torch.ops.aten.native_group_norm_backward(
+        flow.contiguous(),
+        flat.contiguous(),
+        mean,
+        factor,
+        factor[0],
+        1,
+        number,
+        flat.shape[2],
+        number,
+        [False, True, True],
+    )
+    return sums.view(flat.shape[:2]), products.view(flat.shape[:2])
 
 
 def _chunks(flat: Tensor) -> Iterator[slice]:

@@ -20,6 +20,8 @@ __all__ = ["exemplar", "flipout", "local_reparameterisation", "normals", "signs"
 
 # The weights of a chunk of examples should stay in the cache, forward and backward: 2^19 numbers are two megabytes.
 CHUNK = 2**19
+# Of weights that differ in signs alone, which are made faster than numbers are drawn: few calls are worth more.
+FLIPPED_CHUNK = 2**20
 # Noise up to this share of the layer's own input is kept for the backward pass; drawing it again costs more time.
 KEPT_SHARE = 0.5
 
@@ -112,7 +114,7 @@ class _Exemplar(Function):
         keep = len(x) * mean.numel() <= KEPT_SHARE * x.numel()
         generator = _generator(seed, x)
         outputs, kept = [], []
-        for rows in _chunks(x, mean):
+        for rows in _chunks(x, mean, CHUNK):
             noise = normals([rows.stop - rows.start, *mean.shape], mean, generator)
             outputs.append(operation.each(x[rows], torch.addcmul(mean, noise, std)))
             if keep:
@@ -128,7 +130,7 @@ class _Exemplar(Function):
         generator = _generator(ctx.seed, x)
         of_mean, of_std = torch.zeros_like(mean), torch.zeros_like(std)
         of_x = []
-        for index, rows in enumerate(_chunks(x, mean)):
+        for index, rows in enumerate(_chunks(x, mean, CHUNK)):
             noise = kept[index] if kept else normals([rows.stop - rows.start, *mean.shape], mean, generator)
             weights = torch.addcmul(mean, noise, std)
             part, of_weights = ctx.operation.each_backward(grad[rows], x[rows], weights, need_x=ctx.needs_input_grad[0])
@@ -150,12 +152,13 @@ class _Flipout(Function):
         ctx.operation, ctx.weights_each = operation, weights_each
         change = std * noise
         if not weights_each:
-            flipped = operation.shared(x * of_inputs, change).mul_(of_outputs)
-            return _own(operation.shared(x, mean).add_(flipped))
+            arranged = operation.arranged(x)
+            flipped = operation.shared(arranged * of_inputs, change).mul_(of_outputs)
+            return _own(_ordered(operation.shared(arranged, mean).add_(flipped), x))
         first, rest = operation.weight_signs(of_inputs, of_outputs, mean)
         outputs = [
             operation.each(x[rows], _flipped(change[None], first[rows], rest[rows]).add_(mean))
-            for rows in _chunks(x, mean)
+            for rows in _chunks(x, mean, FLIPPED_CHUNK)
         ]
         return _own(_joined(outputs))
 
@@ -165,15 +168,18 @@ class _Flipout(Function):
         x, mean, std, noise, of_inputs, of_outputs = ctx.saved_tensors
         need_x, operation, change = ctx.needs_input_grad[0], ctx.operation, std * noise
         if not ctx.weights_each:
-            of_x, of_mean = operation.shared_backward(grad, x, mean, need_x=need_x)
-            flipped, of_change = operation.shared_backward(grad * of_outputs, x * of_inputs, change, need_x=need_x)
+            arranged, flow = operation.arranged(x), operation.arranged(grad)
+            of_x, of_mean = operation.shared_backward(flow, arranged, mean, need_x=need_x)
+            flipped, of_change = operation.shared_backward(
+                flow * of_outputs, arranged * of_inputs, change, need_x=need_x
+            )
             if need_x:
-                of_x.add_(flipped.mul_(of_inputs))
+                of_x = _ordered(of_x.addcmul_(flipped, of_inputs), x)
             return of_x, of_mean, of_change * noise, None, None, None
         of_mean, of_change = torch.zeros_like(mean), torch.zeros_like(std)
         first, rest = operation.weight_signs(of_inputs, of_outputs, mean)
         parts = []
-        for rows in _chunks(x, mean):
+        for rows in _chunks(x, mean, FLIPPED_CHUNK):
             weights = _flipped(change[None], first[rows], rest[rows]).add_(mean)
             part, of_weights = operation.each_backward(grad[rows], x[rows], weights, need_x=need_x)
             parts.append(part)
@@ -193,16 +199,21 @@ def _generator(seed: int, like: Tensor) -> torch.Generator:
     return torch.Generator(like.device).manual_seed(seed)
 
 
-def _chunks(x: Tensor, weight: Tensor) -> Iterator[slice]:
+def _chunks(x: Tensor, weight: Tensor, most: int) -> Iterator[slice]:
     """Cut the examples, by their number and the weight's size alone: another call then has the same noise."""
     whole = len(x) * weight.numel()
-    size = len(x) if whole <= 1.5 * CHUNK else max(1, CHUNK // weight.numel())
+    size = len(x) if whole <= 1.5 * most else max(1, most // weight.numel())
     for start in range(0, len(x), size):
         yield slice(start, min(start + size, len(x)))
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _ordered(result: Tensor, x: Tensor) -> Tensor:
+    """Return a result that lies in memory as a plain layer's would for the input, so that `view` works on it."""
+    return result.contiguous() if x.is_contiguous() else result
 
 
 def _own(result: Tensor) -> Tensor:

@@ -23,7 +23,9 @@ __all__ = ["KERNELS", "choose", "has_kernel", "kernel_of"]
 
 # Below so many positions per example a weight for each example costs more than a second product
 # (python -m benchmarks.adapter --layers).
-FEW_POSITIONS = 64
+FEW_POSITIONS = 128
+# Below so many, normal numbers for each example's weight cost more than the product, however small the weight is.
+LEAST_POSITIONS = 64
 
 Arranged = Literal["exemplar", "local", "flipout", "flipout, weights each"]
 
@@ -33,7 +35,7 @@ def choose(kind: str, positions: int, entries: int, *, local: bool) -> Arranged:
 
     "auto" takes local reparameterisation where it is exact (`local`: one position, one call); a draw for each example
     where the weight has no more entries than it is used at positions, so that normal numbers cost little; and flipout
-    elsewhere, which forms each example's weight from 64 positions on. "local" takes it where it is exact, and a draw
+    elsewhere, which forms each example's weight from 128 positions on. "local" takes it where it is exact, and a draw
     for each example elsewhere.
 
     >>> choose("auto", 1, 99, local=True), choose("auto", 16, 99, local=False), choose("auto", 99, 16, local=False)
@@ -41,7 +43,7 @@ def choose(kind: str, positions: int, entries: int, *, local: bool) -> Arranged:
     """
     if kind in ("auto", "local") and local:
         return "local"
-    if kind in ("exemplar", "local") or (kind == "auto" and positions >= max(entries, FEW_POSITIONS)):
+    if kind in ("exemplar", "local") or (kind == "auto" and positions >= max(entries, LEAST_POSITIONS)):
         return "exemplar"
     return "flipout" if positions < FEW_POSITIONS else "flipout, weights each"
 

@@ -25,15 +25,19 @@ def batch_norm(layer: Any, x: Tensor, visit: Visit) -> Tensor:
         rows, times = 1, len(x)
     weight = layer.weight if layer.weight is not None else x.new_ones(x.shape[1])
     bias = layer.bias if layer.bias is not None else x.new_zeros(x.shape[1])
-    scale = visit.each("weight", weight, rows).repeat_interleave(times, 0)
-    shift = visit.each("bias", bias, rows).repeat_interleave(times, 0)
+    scale, shift = visit.each("weight", weight, rows), visit.each("bias", bias, rows)
+    if times > 1:
+        scale, shift = scale.repeat_interleave(times, 0), shift.repeat_interleave(times, 0)
 
-    def normalise(part: slice, mean: Tensor | None, var: Tensor | None, training: bool, momentum: float) -> Tensor:
+    def normalise(
+        part: slice | None, mean: Tensor | None, var: Tensor | None, training: bool, momentum: float
+    ) -> Tensor:
+        own, a, c = (x, scale, shift) if part is None else (x[part], scale[part], shift[part])
         if x.dtype != scale.dtype:  # autocast
-            y = functional.batch_norm(x[part], mean, var, None, None, training, momentum, layer.eps)
+            y = functional.batch_norm(own, mean, var, None, None, training, momentum, layer.eps)
             ones = [1] * (x.ndim - 2)
-            return y * scale[part].view(-1, x.shape[1], *ones) + shift[part].view(-1, x.shape[1], *ones)
-        return batch_norm_each(x[part], scale[part], shift[part], mean, var, training, momentum, layer.eps)
+            return y * a.view(-1, x.shape[1], *ones) + c.view(-1, x.shape[1], *ones)
+        return batch_norm_each(own, a, c, mean, var, training, momentum, layer.eps)
 
     return normalise_apart(layer, x, ood_entries(x, present.ood_rows, present.rows), normalise)
 

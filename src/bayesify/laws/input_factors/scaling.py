@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from bayesify._core.maths import scaled_channels
 from bayesify.laws.input_factors.latents import Latent, Layer
 from bayesify.laws.passes import BatchDim, Pass, ShapeError
 from bayesify.laws.patching import swapped
@@ -48,7 +49,10 @@ class Factors:
                 f"Layer {layer.name!r} has {factors.shape[1]} inputs, but its activation has the shape "
                 f"{tuple(x.shape)}, with {x.shape[layer.dim]} in dimension {layer.dim}."
             )
-        return x * self.placed(x, factors, layer, batch, layer.dim % x.ndim)
+        placed = self.placed(x, factors, layer, batch, layer.dim % x.ndim)
+        if torch.is_grad_enabled() and placed.shape == (*x.shape[:2], *[1] * (x.ndim - 2)):
+            return scaled_channels(x, placed.flatten(1))
+        return x * placed
 
     def placed(self, x: Tensor, factors: Tensor, layer: Layer, batch: BatchDim | None, dim: int) -> Tensor:
         """Bring factors (B, D) into a shape that broadcasts against an activation with D entries in `dim`."""
